@@ -1,5 +1,6 @@
 """The benchmark of explanations: what it hides, and that the table of the page is that of its results."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -37,6 +38,17 @@ def test_means_have_intervals_over_examples(script):
     (entry,) = script["summarise"]("model", rows, np.random.default_rng(0))
     assert (entry["deletion"], entry["deletion_low"], entry["deletion_high"]) == (0.5, 0.0, 1.0)
     assert (entry["agreement_low"], entry["agreement_high"], entry["completeness_error"]) == (1.0, 1.0, 0.1)
+
+
+def test_a_row_is_added_beside_the_stored_ones(script, tmp_path):
+    old = [{"explanation": name, "insertion": 0.5, "deletion": x} for name, x in (("a", 0.4), ("b", 0.6))]
+    (tmp_path / "m.json").write_text(json.dumps({"about": {"commit": "first"}, "rows": old}))
+    about, rows = script["add_rows"](tmp_path / "m.json", [{"explanation": "a", "insertion": 0, "deletion": 1}], "next")
+    assert about == {"commit": "first"}
+    assert [(row["explanation"], row["deletion"], row.get("commit")) for row in rows] == [
+        ("a", 1, "next"),
+        ("b", 0.6, None),
+    ]
 
 
 def test_the_table_of_the_page_is_that_of_the_results(script):

@@ -5,14 +5,19 @@ import json
 import pandas as pd
 import pytest
 import tiny_models
+import torch
 from typer.testing import CliRunner
 
 import attnlab
+from attnlab.analysis.categories import Categories
+from attnlab.analysis.contribution import norms
 from attnlab.analysis.totals import totals
 from attnlab.cli import app
 from attnlab.commands.inspect import inspection
 from attnlab.commands.inspect.sink_section import describe_sinks
 from attnlab.reading import long_text
+from attnlab.reading.reader import PretrainedReader
+from attnlab.reading.text_stream import TextExample
 
 WORDS = "the cat sat on the mat . nobody saw it ."
 TEXT = " ".join([WORDS] * 25)
@@ -62,6 +67,21 @@ def test_a_long_text_has_the_numbers_of_its_maps(model, tmp_path, short_limit, m
     assert tokens["received_weight"].tolist() == pytest.approx(received.tolist(), rel=1e-3)
     about = json.loads((tmp_path / "long" / "statistics.json").read_text())["about"]
     assert (about["tokens of a block"], about["windows"]) == (128, [3])
+
+
+def test_a_long_text_in_a_gated_model(short_limit):
+    """Sinks, and the norms of a window, include the gate."""
+    torch.manual_seed(0)
+    model, tokenizer, text = tiny_models.qwen3_next(), tiny_models.tokenizer(), " ".join([WORDS] * 4)
+    reader = PretrainedReader("gated", model, tokenizer)
+    groups = Categories.default(reader.sides["source"].texts, reader.sides["source"].special)
+    reading = long_text.read_long_text(reader, TextExample(text), groups, windows=[5])
+    layer = attnlab.record(model, text, tokenizer=tokenizer).layers[0]
+    norm = norms(layer).head[0]
+    taken = norm.sum((1, 2))
+    assert reading.tables["sinks"]["first_norm"].tolist() == pytest.approx((norm[:, :, 0].sum(1) / taken).tolist())
+    (window,) = [one for one in reading.view.runs[0].frames[0].attentions if one.example == 1]
+    torch.testing.assert_close(window.maps["norm"], norm[:, 5:21, 5:21], rtol=1e-4, atol=1e-6)
 
 
 def test_only_some_layers_and_heads(model, tmp_path, short_limit):

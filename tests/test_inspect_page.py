@@ -10,7 +10,7 @@ import torch
 
 import attnlab
 from attnlab.commands.inspect.inspection_findings import list_findings, tabulate_predictions
-from attnlab.commands.inspect.inspection_tables import name_kind, render_numbers
+from attnlab.commands.inspect.inspection_tables import name_kind, render_analysis, render_numbers
 from attnlab.reading.maps import build_view
 from attnlab.reading.predictions import Prediction, predict_label, predict_masked, predict_next
 from attnlab.reading.reader import PretrainedReader
@@ -94,6 +94,13 @@ def test_undefined_values_are_left_out_with_the_reason_and_columns_are_words():
     texts = [part.text for part in parts if isinstance(part, Text)]
     assert any("punctuation (self-attention), because the text has no such token" in text for text in texts)
     assert any("weight |α| (self-attention), because all its values are equal" in text for text in texts)
+
+
+def test_the_page_says_that_it_shows_the_first_rows_of_an_analysis():
+    (whole,) = render_analysis("rank", pd.DataFrame({"layer": range(200)}))
+    said, shown = render_analysis("rank", pd.DataFrame({"layer": range(1234)}))
+    assert len(whole.rows) == len(shown.rows) == 200
+    assert said.text == "The first 200 of 1,234 rows; tables/rank.csv has all."
 
 
 def test_what_has_no_norms_is_named_and_nothing_else_is_lost():

@@ -11,7 +11,7 @@ import attnlab
 from attnlab.analysis.sinks import measure_activations, tabulate_sinks
 from attnlab.analysis.totals import totals
 from attnlab.huggingface.streaming import check_rows, stream_layers
-from attnlab.records.record import Layer
+from attnlab.records.record import Layer, apply_turning
 from attnlab.records.visibility import CausalMask, SoftmaxScores
 
 pytest.importorskip("triton")
@@ -139,8 +139,24 @@ def test_a_gate_of_each_query_joins_the_norms():
     torch.testing.assert_close(
         found.taken_norm.double(), (weights * found.vector[:, :, None]).sum(-1), rtol=1e-4, atol=0
     )
-    with pytest.raises(ValueError, match="by a vector or matrix"):
-        totals(replace(layer, turning=(wide := torch.randn(1, 2, 19, 4)), mixed=layer.context * wide))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 19, 4), (1, 2, 19, 4, 4)], ids=["element", "matrix"])
+def test_a_turning_of_vectors_joins_the_norms(shape):
+    layer = made(1, 2, 2, 19, 19, 4, 3, True)
+    turning = torch.randn(shape)
+    turned = replace(layer, turning=turning, mixed=apply_turning(turning, layer.context))
+    matrix = turning if len(shape) == 5 else torch.diag_embed(turning)
+    vectors = torch.einsum("bhij,bhjd,bhidc,hce->bhije", layer.weights, layer.values, matrix, layer.output_weight)
+    norms = vectors.double().norm(dim=-1)
+    found = totals(turned, links=5, block=128)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(found.taken_norm.double(), norms.sum(-1), **close)
+    torch.testing.assert_close(found.received_norm.double(), norms.sum(-2), **close)
+    best, place = norms.flatten(2).topk(5, dim=2)
+    torch.testing.assert_close(found.links.norm.double(), best, **close)
+    assert torch.equal(found.links.query * 19 + found.links.key, place)
+    torch.testing.assert_close(found.level.norm[..., 0, 0].double(), norms.sum((-1, -2)) / 19, **close)
 
 
 def test_bad_arguments_are_refused_in_one_line():

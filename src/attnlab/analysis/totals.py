@@ -7,7 +7,7 @@ With α_hij the weights, f_h(x_j) = v_hj W_h as in `contribution`, and p = |α| 
     peak_hi              max_j ‖α_hij f_h(x_j)‖
 
 Because ‖α f‖ = |α| ‖f‖, the totals need only one number for each key, ‖f_h(x_j)‖. A factor of each query, as of a gate
-for each head, joins α in the norms. A turning of vectors has no such form and is refused.
+for each head, joins α in the norms. A turning of vectors has no such form: its norms take O(d²) for each pair.
 
     read_rows       the definition: reads the weights of any layer, a few queries at a time
     stream_scores   a softmax, from q and k: blocks of queries and keys that stay in a cache, and skips hidden blocks.
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.analysis.contribution import check_linear, needs_vectors
+from attnlab.analysis.contribution import Keys, Norms, check_linear, needs_vectors
 from attnlab.mechanisms.mechanism import Impl, widen
 from attnlab.records.record import Layer
 from attnlab.records.visibility import SoftmaxScores
@@ -116,10 +116,6 @@ def totals(layer: Layer, *, links: int = 0, block: int | None = None, impl: Impl
     if block is not None and (block < LEAST_BLOCK or block & (block - 1)):
         raise ValueError(f"block must be a power of 2 of at least {LEAST_BLOCK}, got {block}")
     check_linear(layer)
-    if needs_vectors(layer.turning):
-        raise ValueError(
-            f"{layer.name} turns the context of each query by a vector or matrix, which totals do not cover"
-        )
     vector, scores = measure_vectors(layer), layer.attended
     where = layer.kind, layer.index, layer.name, vector
     plain = isinstance(scores, SoftmaxScores) and layer.turning is None
@@ -173,11 +169,8 @@ def read_rows(
     weight, norm = vector.new_zeros(b, h, j), vector.new_zeros(b, h, j)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for rows, weights in layer.chunks(ROWS if level is None else min(ROWS, level.block)):
-        size = widen(weights).abs()
+        size, taken = widen(weights).abs(), measure_taken(layer, vector, rows, weights)
         share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
-        taken = size * vector[:, :, None]
-        if layer.turning is not None:
-            taken = taken * layer.turning[:, :, rows].abs()
         column, by_norm = size.sum(2), taken.sum(2)
         weight += column
         norm += by_norm
@@ -186,6 +179,17 @@ def read_rows(
         parts.append((taken.sum(-1), torch.special.entr(share).sum(-1), taken.amax(-1)))
     taken, entropy, peak = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
     return weight, norm, taken, entropy, peak
+
+
+def measure_taken(layer: Layer, vector: Tensor, rows: slice, weights: Tensor) -> Tensor:
+    """Compute ‖α_hij f_h(x_j)‖ (b,h,·,j) of a range of queries, with their turning."""
+    if layer.turning is None:
+        return widen(weights).abs() * vector[:, :, None]
+    turning = layer.turning[:, :, rows]
+    if not needs_vectors(turning):
+        return widen(weights).abs() * vector[:, :, None] * turning.abs()
+    count = weights.shape[2]
+    return Norms(Keys(layer, "reference"), lambda: iter([(slice(0, count), weights)]), count, turning).head
 
 
 def stream_scores(
@@ -274,29 +278,28 @@ def _find_score_links(scores: SoftmaxScores, vector: Tensor, peak: Tensor, count
     z = (widen(q).reshape(b, g, h // g * r, d) @ widen(scores.key).mT).view(b, h, r, j) * scores.scale
     if scores.causal:
         z = z.masked_fill(torch.arange(j, device=z.device) > (chosen + (j - i))[..., None], -torch.inf)
-    return _choose_links(z.softmax(-1), vector, chosen, count)
+    weights = z.softmax(-1)
+    return _choose_links(weights, weights * vector[:, :, None], chosen, count)
 
 
 def _find_links(layer: Layer, vector: Tensor, peak: Tensor, count: int) -> Links:
     """Find the strongest links of any layer from rows of its weights."""
     chosen = peak.topk(min(count, peak.shape[2]), dim=2).indices  # (b,h,r)
     needed = sorted(set(chosen.flatten().tolist()))
-    rows = {row: widen(layer.rows(row, row + 1))[:, :, 0] for row in needed}  # (b,h,j)
     b, h, r = chosen.shape
-    weights = vector.new_empty(b, h, r, vector.shape[2])
+    weights, taken = vector.new_empty(2, b, h, r, vector.shape[2])
     for row in needed:
         place = chosen == row  # (b,h,r)
-        weights[place] = rows[row][:, :, None].expand(-1, -1, r, -1)[place]
-    factor = None if layer.turning is None else layer.turning[..., 0].gather(2, chosen)
-    return _choose_links(weights, vector, chosen, count, factor)
+        own = layer.rows(row, row + 1)  # (b,h,1,j)
+        for held, x in ((weights, widen(own)), (taken, measure_taken(layer, vector, slice(row, row + 1), own))):
+            held[place] = x.expand(-1, -1, r, -1)[place]
+    return _choose_links(weights, taken, chosen, count)
 
 
-def _choose_links(weights: Tensor, vector: Tensor, rows: Tensor, count: int, factor: Tensor | None = None) -> Links:
-    """Choose the pairs with the largest norms among some rows of weights (b,h,r,j)."""
+def _choose_links(weights: Tensor, taken: Tensor, rows: Tensor, count: int) -> Links:
+    """Choose the pairs with the largest norms among some rows of weights and norms (b,h,r,j)."""
     _, _, r, j = weights.shape
-    norms = weights.abs() * vector[:, :, None]
-    norms = norms if factor is None else norms * factor[..., None].abs()
-    norm, place = norms.flatten(2).topk(min(count, r * j), dim=2)  # (b,h,k)
+    norm, place = taken.flatten(2).topk(min(count, r * j), dim=2)  # (b,h,k)
     there = norm > 0
     query = rows.gather(2, place // j).masked_fill(~there, -1)
     weight = weights.flatten(2).gather(2, place)

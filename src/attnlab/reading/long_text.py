@@ -21,7 +21,7 @@ from attnlab.analysis.categories import Categories
 from attnlab.analysis.contribution_table import select_heads
 from attnlab.analysis.sinks import tabulate_sinks
 from attnlab.analysis.statistics import Statistics
-from attnlab.analysis.totals import LEAST_BLOCK, Totals
+from attnlab.analysis.totals import LEAST_BLOCK, Totals, measure_taken
 from attnlab.analysis.words import join_pieces, number_words
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.streaming import Activations, StreamedLayer, stream_layers
@@ -160,13 +160,16 @@ class _Gather:
         self.attentions.append(ViewAttention(0, found.kind, found.index, tuple(chosen), maps, None, mask, statistics))
         for number, start in enumerate(self.starts, start=1):
             stop = min(start + WINDOW, self.ids.shape[1])
-            rows = widen(streamed.layer.rows(start, stop))[0, chosen][:, :, start:stop].cpu()
-            seen = streamed.layer.see(start, stop)[0, 0, :, start:stop].cpu()
-            vector = found.vector[0, chosen, start:stop].cpu()
+            layer, some = streamed.layer, slice(start, stop)
+            rows = layer.rows(start, stop)  # (b,h,·,j)
+            shown = {"weight": widen(rows)[0, chosen][:, :, some].cpu()}
+            vector = found.vector[0, chosen, some].cpu() if layer.turning is None else None
+            if vector is None:  # norms are not |α| ‖f(x)‖
+                shown["norm"] = measure_taken(layer, found.vector, some, rows)[0, chosen][:, :, some].cpu()
+            seen = layer.see(start, stop)[0, 0, :, some].cpu()
+            names = tuple(chosen)
             self.attentions.append(
-                ViewAttention(
-                    number, found.kind, found.index, tuple(chosen), {"weight": rows}, vector, seen, statistics
-                )
+                ViewAttention(number, found.kind, found.index, names, shown, vector, seen, statistics)
             )
 
     def finish(self, title: str, pieces: list[str]) -> LongReading:

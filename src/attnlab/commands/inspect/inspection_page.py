@@ -110,7 +110,7 @@ def write_report(
     for name, table in tables.items():
         if name not in SCHEMA:
             notes = [Text(NOTES[name].format(**about))] if name in NOTES else []
-            folded.append((f"Analysis: {name}", [*notes, render_analysis(table)]))
+            folded.append((f"Analysis: {name}", [*notes, *render_analysis(name, table)]))
     if shown.records:
         written = [_write_example(folder, n, one, *places) for n, one in enumerate(shown.records, start=1)]
         folded.append(("Maps and tables of each text, as files", [part for parts in written for part in parts]))

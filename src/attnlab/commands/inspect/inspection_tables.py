@@ -68,11 +68,14 @@ def name_kind(kind: str, kinds: list[str]) -> str:
     return "self-attention" if alone else KIND_NAMES[kind]
 
 
-def render_analysis(table: pd.DataFrame) -> Table:
-    """Return the first rows of a table of an analysis."""
+def render_analysis(name: str, table: pd.DataFrame) -> list[Part]:
+    """Return the first rows of a table of an analysis, and how many there are if these are not all."""
     shown = table.head(MOST_ROWS)
     rows = [[format_real(x) if isinstance(x, float) else str(x) for x in row] for row in shown.itertuples(index=False)]
-    return Table([str(name) for name in shown.columns], rows)
+    parts: list[Part] = [Table([str(column) for column in shown.columns], rows)]
+    if len(table) > MOST_ROWS:
+        parts.insert(0, Text(f"The first {MOST_ROWS} of {len(table):,} rows; tables/{name}.csv has all."))
+    return parts
 
 
 def explain_missing_norms(heads: pd.DataFrame) -> str:
@@ -111,7 +114,7 @@ def render_numbers(tables: dict[str, pd.DataFrame]) -> list[Part]:
             named = named.assign(of=[OF[what] for what in named["of"]])
         columns = PAIRS if name == "spearman" else OCCURRENCES
         rows = [[_format_cell(x) for x in row] for row in named.itertuples(index=False)]
-        parts += [Text(CAPTIONS[name]), *([Table(columns, rows)] if rows else [])]
+        parts += [Text(CAPTIONS[name]), Table(columns, rows)] if rows else []
         if len(left_out):
             parts.append(Text(_explain_left_out(left_out, counted, kinds)))
     return parts
@@ -142,4 +145,5 @@ def _explain_left_out(rows: pd.DataFrame, counted: str, kinds: list[str]) -> str
         where = f"{what} ({name_kind(row['kind'], kinds)})"
         reason = "the text has no such token" if not row[counted] else "all its values are equal"
         reasons.setdefault(reason, []).append(where)
-    return "Left out: " + "; ".join(f"{', '.join(some)}, because {reason}" for reason, some in reasons.items()) + "."
+    told = "; ".join(f"{', '.join(some)}, because {reason}" for reason, some in reasons.items())
+    return f"Correlations left out: {told}."

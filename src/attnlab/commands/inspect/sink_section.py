@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from attnlab.analysis.contribution import is_linear, needs_vectors
+from attnlab.analysis.contribution import is_linear
 from attnlab.analysis.contribution_table import select_layers
 from attnlab.analysis.sinks import EPSILON, MASSIVE, TIMES_MEDIAN, measure_activations, tabulate_sinks
 from attnlab.analysis.totals import totals
@@ -36,7 +36,7 @@ def measure_record(
     """Return the tables of sinks and of activations of one text. Layers without norms are left out."""
     found, states = [], []
     for layer in select_layers(record, None, layers):
-        if not is_linear(layer) or needs_vectors(layer.turning):
+        if not is_linear(layer):
             continue
         table = tabulate_sinks([totals(layer)])
         found.append(table if heads is None else table[table["head"].isin(heads)])
@@ -58,7 +58,7 @@ def describe_sinks(sinks: pd.DataFrame) -> str:
     weight, norm = (format_percent(with_sink[name].mean()) for name in ("first_weight", "first_norm"))
     return (
         f"{len(with_sink):,} of {total:,} heads have a sink, a rate of {format_percent(len(with_sink) / total)}. They "
-        f"put {weight} of their weight on the first token and take {norm} of what they take from it, by norm."
+        f"put {weight} of their weight on the first token. By norm, {norm} of what they take comes from it."
     )
 
 
