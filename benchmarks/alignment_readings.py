@@ -33,6 +33,7 @@ from attnlab.analysis.alignment import NOWHERE, score
 from attnlab.huggingface.cross_pass import CrossPlan
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.text import load_moses, read_parallel
+from attnlab.training.runs import choose_device
 
 SEED = 0
 DATA = Path(os.environ.get("ATTNLAB_DATA", "data"))
@@ -178,6 +179,12 @@ def measure_gpu(given):
     return rows
 
 
+def read_rows(out, name):
+    """Return the rows of an interrupted command."""
+    file = Path(out) / f"{name}.json" if out else None
+    return json.loads(file.read_text())["rows"] if file and file.is_file() else []
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forward", default=str(MODELS / "opus-mt-en-fr"))
@@ -191,6 +198,8 @@ def main():
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--gpu-pairs", type=int, default=20_000)
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of --out, and measure the others")
+    parser.add_argument("--about", help="JSON file that is stored with the results, such as how models were trained")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.pretrained = not (Path(given.forward) / "model.json").is_file()
@@ -198,23 +207,31 @@ def main():
         measure_one(given)
         return
     about = measuring.collect_provenance(SEED) | {"gold_pair": given.gold_pair, "speed_pairs": given.pairs}
+    if given.about:
+        about["training"] = json.loads(Path(given.about).read_text())
+    name = "gpu" if given.gpu else f"{choose_device(given.device).type}-{given.gold_pair}"
     if given.gpu:
         rows = measure_gpu(given)
     else:
-        rows = []
+        rows = read_rows(given.out, name) if given.resume else []
         for reading in list_readings(given):
+            if reading[0] in [row["reading"] for row in rows]:
+                continue
             words = [sys.executable, __file__, "--one", json.dumps(reading), "--gold-pair", given.gold_pair]
             words += ["--pairs", str(given.pairs), "--device", given.device]
-            made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            try:
+                made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+            except KeyboardInterrupt:
+                raise SystemExit("interrupted; with --resume, the rows of --out are kept") from None
             rows.append(json.loads(made.stdout.splitlines()[-1]))
             print(rows[-1], file=sys.stderr, flush=True)
-            measuring.write_results(given.out, f"cpu-{given.gold_pair}", about, rows)  # what there is, if interrupted
+            measuring.write_results(given.out, name, about, rows)  # what there is, if interrupted
     columns = [name for name in rows[0] if name != "read"]
     table = [
         [round(value, 2) if isinstance(value := row.get(c, "–"), float) else value for c in columns] for row in rows
     ]
     print(measuring.format_table(columns, table))
-    measuring.write_results(given.out, "gpu" if given.gpu else f"cpu-{given.gold_pair}", about, rows)
+    measuring.write_results(given.out, name, about, rows)
 
 
 if __name__ == "__main__":

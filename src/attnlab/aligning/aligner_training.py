@@ -34,9 +34,9 @@ class AlignerConfig:
 
     width: Natural = 256  # d
     learning_rate: Positive = 1e-3
-    batch_tokens: Natural = 1024  # padded tokens of a batch of the teacher
+    batch_tokens: Natural | None = None  # padded tokens of a batch; default: what suits the device
     replays: Natural = 3  # earlier batches that are learnt again with each new one
-    buffer: Natural = 200  # batches that are kept for that
+    buffer: Natural = 2**30  # bytes of the batches that are kept for that
     seed: Natural = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ def train_aligner(
     sides = open_sides(models, languages=request.get_languages(0), **how)
     aligner = TrainedAligner(models, sides, AlignmentLayer(1, 1, 1), {"pairs": len(pairs[0]), "teacher": teacher.notes})
     view = TrainedView(aligner, *pairs)
-    batches = plan_pairs(view.readable, view.lengths, config.batch_tokens)
+    batches = plan_pairs(view.readable, view.lengths, config.batch_tokens or view.batch_tokens)
     if not batches:
         raise ValueError("no pair has words on both sides, so there is nothing to learn from")
     rng = random.Random(config.seed)
@@ -103,6 +103,7 @@ class AlignmentLearner:
     def __init__(self, layer: AlignmentLayer, config: AlignerConfig, batches: int, rng: random.Random) -> None:
         self.layer, self.config, self.rng = layer, config, rng
         self.kept: list[Batch] = []
+        self.size = 0  # bytes of what is kept
         self.optimiser = torch.optim.AdamW(layer.parameters(), lr=config.learning_rate, weight_decay=0.01)
         steps = batches * (1 + config.replays)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -113,10 +114,10 @@ class AlignmentLearner:
         """Learn a new batch and some earlier ones. Return the loss on the new batch before it is learnt."""
         again = self.rng.sample(self.kept, min(self.config.replays, len(self.kept)))
         losses = [self._update(each) for each in (batch, *again)]
-        if len(self.kept) < self.config.buffer:
-            self.kept.append(batch)
-        elif self.kept:
-            self.kept[self.rng.randrange(len(self.kept))] = batch
+        self.kept.append(batch)
+        self.size += _count_bytes(batch)
+        while self.size > self.config.buffer and len(self.kept) > 1:
+            self.size -= _count_bytes(self.kept.pop(self.rng.randrange(len(self.kept) - 1)))
         return losses[0]
 
     def _update(self, batch: Batch) -> float:
@@ -129,6 +130,10 @@ class AlignmentLearner:
         self.optimiser.step()
         self.schedule.step()
         return float(loss.detach())
+
+
+def _count_bytes(batch: Batch) -> int:
+    return sum(each.element_size() * each.nelement() for each in batch)
 
 
 def compute_loss(logits: Tensor, links: Tensor, live: Tensor) -> Tensor:
