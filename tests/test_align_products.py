@@ -30,6 +30,8 @@ LINKS = {(0, 0), (1, 2), (2, 1), (3, 3)}
         ("<p> the <i> red </i> house </p> falls", "<p> la casa <i> roja </i> </p> cae", 0),
         ('the red house <br id="1"/> falls', 'la casa roja <br id="1"/> cae', 0),
         ("the red house falls", "la casa roja cae", 0),
+        ("the r<b>ed</b> house falls", "la casa <b> roja </b> cae", 0),
+        ("<p>the <b>red</b> house</p> falls", "<p> la casa <b> roja </b> </p> cae", 0),
     ],
 )
 def test_tags_follow_the_links(tagged, wanted, lost):
@@ -185,6 +187,36 @@ def test_an_interrupted_file_is_resumed(marian, tmp_path, monkeypatch):
     assert (tmp_path / "links").read_text() == expected
 
 
+def test_a_partial_file_of_another_command_is_kept(marian, tmp_path, monkeypatch):
+    words = [marian / "model", marian / "s", marian / "t", "--out", tmp_path / "links"]
+    (tmp_path / "links.partial").write_text("0-0\n1-1\n")
+    (tmp_path / "links.partial.json").write_text('{"command": {"model": "another"}, "chosen": []}')
+    refused = cli(*words)
+    assert "links.partial has 2 lines of another command" in str(refused.exception)
+    assert (tmp_path / "links.partial").read_text() == "0-0\n1-1\n"
+
+
+def test_tags_are_checked_before_anything_is_aligned(marian, tmp_path):
+    lines = (marian / "s").read_text().splitlines()
+    for tags, message in ((lines[:-1], "has 19 lines for 20"), ([*lines[:-1], "<b> x"], "tags:20: without its tags")):
+        (tmp_path / "tags").write_text("".join(f"{line}\n" for line in tags))
+        done = cli(marian / "model", marian / "s", marian / "t", "--project", tmp_path / "tags")
+        assert message in str(done.exception)
+        assert done.stdout == ""
+
+
+def test_pairs_that_a_model_cannot_read_are_counted_over_all_chunks(marian, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "CHUNK", 2)
+    source, target = tmp_path / "s", tmp_path / "t"
+    long = " ".join(["a"] * 60)
+    source.write_text(f"a b\n{long}\na\n{long}\n\n")
+    target.write_text("x y\nx\nx\nx\nx\n")
+    done = cli(marian / "model", source, target)
+    assert done.exit_code == 0, done.output
+    assert "without links: 2 pairs longer than the model's 53 positions" in done.stderr
+    assert done.stdout.count("\n") == 5
+
+
 def test_an_aligner_is_trained_saved_and_used_by_name(marian, tmp_path):
     from typer.testing import CliRunner
 
@@ -236,7 +268,7 @@ def test_a_decoder_only_model_and_long_lines_are_told(marian, tmp_path):
     done = cli(marian / "model", tmp_path / "s", tmp_path / "t")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("\n") == 3
-    assert "1 pairs are longer" in done.stderr
+    assert "1 pair longer than" in done.stderr
     (tmp_path / "t").write_text("wa\n")
     assert "has no partner" in str(cli(marian / "model", tmp_path / "s", tmp_path / "t").exception)
 

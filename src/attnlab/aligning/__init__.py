@@ -69,7 +69,7 @@ def align(
     aligner = MapAligner.open(model, request, reverse)
     aligner.choose(pairs, tick)
     scored = aligner.align(pairs, tick)
-    return AlignmentResult(PairLinks(scored), aligner.notes)
+    return AlignmentResult(PairLinks(scored), aligner.list_notes())
 
 
 def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) -> AlignmentResult:

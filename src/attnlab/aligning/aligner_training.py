@@ -60,7 +60,8 @@ def train_aligner(
     silent: Tick = lambda done, of: None  # noqa: E731
     teacher.choose(pairs, silent)
     sides = open_sides(models, languages=request.get_languages(0), **how)
-    aligner = TrainedAligner(models, sides, AlignmentLayer(1, 1, 1), {"pairs": len(pairs[0]), "teacher": teacher.notes})
+    about = {"pairs": len(pairs[0]), "teacher": teacher.notes, "languages": request.languages}
+    aligner = TrainedAligner(models, sides, AlignmentLayer(1, 1, 1), about)
     view = TrainedView(aligner, *pairs)
     batches = plan_pairs(view.readable, view.lengths, config.batch_tokens or view.batch_tokens)
     if not batches:

@@ -1,5 +1,6 @@
 """Align words by soft maps: open the models once, choose what to read on a sample, then align text chunk by chunk."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -56,7 +57,9 @@ class MapAligner:
     trained: TrainedAligner | None = None
     views: list[OpenView] = field(default_factory=list)
     chosen: list[Candidate | int] = field(default_factory=list)  # of each direction, or the layer of each encoder
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on what was chosen
+    left_out: Counter[str] = field(default_factory=Counter)  # pairs without links so far, by reason
+    aligned: int = 0  # pairs so far
 
     @classmethod
     def open(cls, model: str, request: AlignmentRequest, reverse: str | None = None) -> "MapAligner":
@@ -108,7 +111,8 @@ class MapAligner:
         found: Scored = [{} for _ in pairs[0]]
         views = [open_view(pairs) for open_view in self.views]
         readable = np.logical_and.reduce([view.readable for view in views])
-        self.notes += [note for view in views for note in view.notes if note not in self.notes]
+        counts: list[Counter[str]] = [view.left_out for view in views]
+        self.left_out += max(counts, key=Counter.total)
         lengths = tuple(np.maximum.reduce([view.lengths[side] for view in views]) for side in (0, 1))
         sizes = [(len(x), len(y)) for x, y in zip(*pairs, strict=True)]
         done = 0
@@ -122,9 +126,13 @@ class MapAligner:
                 found[number] = links
             done += len(numbers)
             tick(done, int(readable.sum()))
-        if not readable.any():
-            self.notes.append("no pair has words on both sides")
+        self.aligned += int(readable.sum())
         return found
+
+    def list_notes(self) -> list[str]:
+        """Return what was chosen, and which pairs have no links because a model cannot read them."""
+        lost = [f"without links: {n:,} pair{'s' if n > 1 else ''} {why}" for why, n in self.left_out.items()]
+        return [*self.notes, *lost, *([] if self.aligned else ["no pair was aligned"])]
 
     @property
     def rule(self) -> DecisionRule:

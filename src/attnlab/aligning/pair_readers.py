@@ -4,6 +4,7 @@ Each word is tokenized on its own, so that every token belongs to one word. Sent
 white space, so tokenizing the whole line would give the same tokens.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -69,10 +70,10 @@ def open_run_reader(run: Run, source: Sentences, target: Sentences) -> PairReade
                for side, extra in zip(pieces, (1 + begin, 1), strict=True)]  # fmt: skip
     config: Any = run.recipe.model
     limit = config.max_length if getattr(config, "positions", "") == "learned" else None
-    readable, notes = find_readable(source, target, lengths, limit)
+    readable, left_out = find_readable(source, target, lengths, limit)
     size = _find_size(read_batch, readable, lengths)
     tokens = choose_batch_tokens(device)
-    return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, notes, tokens)
+    return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, left_out, tokens)
 
 
 def open_pretrained_reader(
@@ -124,14 +125,14 @@ class PretrainedTranslator:
 
         encoded = [side.encode(text) for side, text in zip(self.tokenizers, (source, target), strict=True)]
         lengths = [np.array([*map(len, side.ids)], dtype=np.int64) for side in encoded]
-        readable, notes = find_readable(source, target, lengths, inputs.count_positions(self.model))
+        readable, left_out = find_readable(source, target, lengths, inputs.count_positions(self.model))
         layers = len(self.plan) if self.plan else _count_layers(self.model)
 
         def read_batch(numbers: Sequence[int], wanted: AbstractSet[MapKey]) -> PairBatch:
             return self._read_attention([encoded[0].pick(numbers), encoded[1].pick(numbers)], wanted, layers)
 
         size, tokens = (layers, self.heads), choose_batch_tokens(self.model.device)
-        return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, notes, tokens)
+        return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, left_out, tokens)
 
     def _read_attention(self, encoded: Sequence[EncodedLines], wanted: AbstractSet[MapKey], layers: int) -> PairBatch:
         from attnlab.huggingface import inputs, pretrained
@@ -196,19 +197,16 @@ def _find_size(
 
 def find_readable(
     source: Sentences, target: Sentences, lengths: Sequence[np.ndarray], limit: int | None
-) -> tuple[np.ndarray, list[str]]:
-    """Return which pairs a model can read, (pairs,) bool, and notes on those that it cannot."""
+) -> tuple[np.ndarray, Counter[str]]:
+    """Return which pairs a model can read, (pairs,) bool, and how many it cannot read, by reason."""
     full = np.array([bool(len(x) and len(y)) for x, y in zip(source, target, strict=True)], dtype=bool)
     short = np.maximum(*lengths) <= (limit or np.iinfo(np.int64).max)
     small = lengths[0] * lengths[1] <= MOST_CELLS
-    notes = []
-    if number := int((full & ~short).sum()):
-        notes.append(f"{number:,} pairs are longer than the model's {limit} positions and get no links")
-    if number := int((full & short & ~small).sum()):
-        notes.append(
-            f"{number:,} pairs have more than {MOST_CELLS:,} cells of tokens and get no links; split the lines"
-        )
-    return full & short & small, notes
+    left_out = {
+        f"longer than the model's {limit} positions": full & ~short,
+        f"with more than {MOST_CELLS:,} cells of tokens; split the lines": full & short & ~small,
+    }
+    return full & short & small, Counter({why: n for why, pairs in left_out.items() if (n := int(pairs.sum()))})
 
 
 def get_vocabularies(task: Task) -> tuple[Vocabulary, Vocabulary]:

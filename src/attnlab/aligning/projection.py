@@ -29,30 +29,33 @@ class TaggedSpan:
 
 
 def parse_tags(line: str, words: Sequence[str], where: str) -> list[TaggedSpan]:
-    """Read the tags of a source line whose words without tags must be `words`. Raises ValueError otherwise."""
+    """Read the tags of a source line whose words without tags must be `words`. Raises ValueError otherwise.
+
+    A tag stands between words or, if the words are only then those of the source, inside one: then the span has the
+    whole word.
+    """
+    gap = " " if TAG.sub(" ", line).split() == list(words) else ""
+    if TAG.sub(gap, line).split() != list(words):
+        raise ValueError(f"{where}: without its tags the line must be the source line, and differs from it")
     spans: list[TaggedSpan] = []
     open_tags: list[tuple[str, int, str]] = []  # name, start, text
-    found: list[str] = []
-    at = 0
-    for match in [*TAG.finditer(line), None]:
-        found += line[at : match.start() if match else len(line)].split()
-        if match is None:
-            break
-        at = match.end()
+    before, at = "", 0
+    for match in TAG.finditer(line):
+        before, at = before + line[at : match.start()] + gap, match.end()
+        count = len(before.split())
+        is_inside = bool(before[-1:].strip() and TAG.sub("", line[at:])[:1].strip())
         closes, name, _, empty = match.groups()
         if empty:
-            spans.append(TaggedSpan(len(found), len(found), match[0], ""))
+            spans.append(TaggedSpan(count, count, match[0], ""))
         elif not closes:
-            open_tags.append((name, len(found), match[0]))
+            open_tags.append((name, count - is_inside, match[0]))
         else:
             if not open_tags or open_tags[-1][0] != name:
                 raise ValueError(f"{where}: {match[0]} closes no open tag; tags must be nested")
             _, start, opening = open_tags.pop()
-            spans.append(TaggedSpan(start, len(found), opening, match[0]))
+            spans.append(TaggedSpan(start, count, opening, match[0]))
     if open_tags:
         raise ValueError(f"{where}: {open_tags[-1][2]} is never closed; write an empty tag as <{open_tags[-1][0]}/>")
-    if found != list(words):
-        raise ValueError(f"{where}: without its tags the line must be the source line, and differs from it")
     return spans
 
 

@@ -9,7 +9,7 @@ or from one encoder that reads both. P, Q (e,d) and γ are trained (`aligner_tra
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,9 @@ class TrainedAligner:
         if not isinstance(about, dict) or set(weights) != {"source.weight", "target.weight", "log_scale"}:
             raise ValueError(f"{folder / FILE} is not an aligner of attnlab align-train")
         device = choose_device(request.device)
-        sides = open_sides(
-            about["models"], device=device, allow_code=request.allow_code, precision=request.precision,
-            languages=request.get_languages(0),
-        )  # fmt: skip
+        languages = replace(request, languages=request.languages or about.get("languages")).get_languages(0)
+        how: dict[str, Any] = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
+        sides = open_sides(about["models"], languages=languages, **how)
         width = weights["source.weight"].shape[0]
         layer = AlignmentLayer(weights["source.weight"].shape[1], weights["target.weight"].shape[1], width)
         layer.load_state_dict(weights)
@@ -103,7 +102,7 @@ class TrainedView(PairView):
         self.encoded = [side.encode(text) for side, text in zip(aligner.sides, (source, target), strict=True)]
         self.lengths = tuple(np.array([*map(len, side.ids)], dtype=np.int64) for side in self.encoded)
         limits = [side.limit for side in aligner.sides if side.limit is not None]
-        self.readable, self.notes = find_readable(source, target, self.lengths, min(limits, default=None))
+        self.readable, self.left_out = find_readable(source, target, self.lengths, min(limits, default=None))
         self.batch_tokens = choose_batch_tokens(aligner.sides[0].device)
         self.words = [np.array([*map(len, side)]) for side in (source, target)]
 

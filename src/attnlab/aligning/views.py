@@ -8,6 +8,7 @@ similarity(s,t) = cos(x_s − x̄, y_t − ȳ)      x_s the mean of the vectors 
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ class PairView(ABC):
 
     readable: np.ndarray
     lengths: tuple[np.ndarray, ...]
-    notes: list[str]
+    left_out: Counter[str]  # pairs that are not readable, by reason
     batch_tokens: int
 
     @abstractmethod
@@ -54,7 +55,7 @@ class AttentionView(PairView):
     null: bool = False  # leave a word without a link if a special token has its largest value
 
     def __post_init__(self) -> None:
-        self.readable, self.notes = self.reader.readable, self.reader.notes
+        self.readable, self.left_out = self.reader.readable, self.reader.left_out
         self.lengths = (self.reader.source_lengths, self.reader.target_lengths)
         self.batch_tokens = self.reader.batch_tokens
 
@@ -134,7 +135,7 @@ class EncoderView(PairView):
         self.encoded = [side.encode(text) for side, text in zip(encoder.tokenizers, (source, target), strict=True)]
         self.lengths = tuple(np.array([*map(len, side.ids)], dtype=np.int64) for side in self.encoded)
         limit = inputs.count_positions(encoder.model)
-        self.readable, self.notes = find_readable(source, target, self.lengths, limit)
+        self.readable, self.left_out = find_readable(source, target, self.lengths, limit)
         self.batch_tokens = choose_batch_tokens(encoder.model.device)
         self.words = [np.array([*map(len, side)]) for side in (source, target)]
 

@@ -18,7 +18,7 @@ from attnlab.aligning.map_aligner import reverse_gold
 from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
-from attnlab.commands.align_products import EXPORTS, join_lines, write_heads, write_products
+from attnlab.commands.align_products import EXPORTS, check_tags, join_lines, write_heads, write_products
 from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import write_text
@@ -94,6 +94,8 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
         if is_word_model(model):
             raise ValueError(f"--export ctranslate2 needs a translator, and {model} has no attention")
         check_converted(Path(options.export_to or ""))
+    if options.project:
+        check_tags(_iterate_words(source, target, options), options.project)
     write = _align_at_once if hard else _align_in_chunks
     links, notes = write(model, source, target, options, out)
     gold = None
@@ -165,7 +167,7 @@ def _align_in_chunks(
             links += [frozenset(each) for each in found] if keeps else []
             progress.tick(first + len(found), total)
         partial.finish()
-    notes = [] if aligner is None else aligner.notes
+    notes = [] if aligner is None else aligner.list_notes()
     return links, [f"resumed after {done:,} lines", *notes] if done else notes
 
 
@@ -196,6 +198,8 @@ def _describe_command(model: str, source: Path, target: Path, options: AlignOpti
         "terms",
         "show",
         "export",
+        "export_to",
+        "guided_text",
     )
     own = {name: value for name, value in vars(options).items() if name not in free}
     files = [[str(path.resolve()), path.stat().st_size] for path in (source, target)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attnlab.aligning.exporting import expand_links, measure_first_heads, write_alignment_heads
 from attnlab.aligning.map_aligner import MapAligner
 from attnlab.aligning.map_choice import spread_sample
-from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
+from attnlab.aligning.projection import TaggedSpan, parse_spans, parse_tags, write_spans, write_tags
 from attnlab.aligning.request import AlignmentRequest, Pairs
 from attnlab.aligning.term_list import TermCounter
 from attnlab.analysis.symmetrise import Links
@@ -36,6 +36,15 @@ class LinkedLine:
     links: Links
 
 
+def check_tags(words: Iterable[tuple[list[str], list[str]]], file: str) -> None:
+    """Raise ValueError for a file of tags that does not fit the source text, before anything is aligned."""
+    tags, count = read_lines(Path(file)), 0
+    for count, (source, _) in enumerate(words, start=1):
+        _parse_tags(tags, source, count, file)
+    if len(tags) != count:
+        raise ValueError(f"{file} has {len(tags):,} lines for {count:,} sentence pairs")
+
+
 def write_products(lines: Iterable[LinkedLine], options: "AlignOptions", gold: Gold | None) -> list[str]:
     """Write every file that the options ask for, in one pass over the links. Return notes."""
     tags = read_lines(Path(options.project)) if options.project else []
@@ -58,8 +67,6 @@ def write_products(lines: Iterable[LinkedLine], options: "AlignOptions", gold: G
             shown.append(LinkedPair(line.number, line.source, line.target, line.links, *known))
     notes = []
     if options.project:
-        if len(tags) != count:
-            raise ValueError(f"{options.project} has {len(tags):,} lines for {count:,} sentence pairs")
         notes.append(_write_lines(Path(f"{options.project}.projected"), projected, f"{dropped:,} tags had no place"))
     if options.terms:
         rows = counter.list_terms()
@@ -93,11 +100,15 @@ def write_heads(
 
 
 def _project(tags: list[str], line: LinkedLine, file: str) -> tuple[str, int]:
-    text = tags[line.number - 1] if line.number <= len(tags) else ""
-    where = f"{file}:{line.number}"
-    if "<" in text or (text.split() == line.source and text.split()):
-        return write_tags(parse_tags(text, line.source, where), line.links, line.target)
-    return write_spans(parse_spans(text, line.source, where), line.links, line.target)
+    spans, is_inline = _parse_tags(tags, line.source, line.number, file)
+    return (write_tags if is_inline else write_spans)(spans, line.links, line.target)
+
+
+def _parse_tags(tags: list[str], source: list[str], number: int, file: str) -> tuple[list[TaggedSpan], bool]:
+    """Return the spans of one line, and whether they are inline tags."""
+    text = tags[number - 1] if number <= len(tags) else ""
+    is_inline = "<" in text or bool(source and text.split() == source)
+    return (parse_tags if is_inline else parse_spans)(text, source, f"{file}:{number}"), is_inline
 
 
 def _expand(texts: tuple[str, str], line: LinkedLine, files: tuple[str, str]) -> str:

@@ -27,12 +27,17 @@ class PartialLinks:
             self.about = out.with_name(f"{out.name}.partial.json")
 
     def resume(self) -> tuple[int, list[str]]:
-        """Return the number of lines that an earlier, equal command wrote, and these lines; cut off a broken one."""
+        """Return the number of lines that an earlier, equal command wrote, and these lines; cut off a broken one.
+
+        Raises ValueError if another command wrote them.
+        """
         if self.out is None or not self.about.is_file() or not self.path.is_file():
             return 0, []
         known = parse_json(self.about.read_text(), str(self.about))
         if not isinstance(known, dict) or known.get("command") != self.command:
-            return 0, []
+            count = self.path.read_bytes().count(b"\n")
+            what = f"{self.path} has {count:,} lines of another command, text or option"
+            raise ValueError(f"{what}: repeat that command, delete the file, or pass another --out")
         text = self.path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
         with self.path.open("r+b") as file:
