@@ -8,6 +8,8 @@ import pytest
 import tiny_models
 import torch
 from aligned_text import cli, write_pairs
+from safetensors import safe_open
+from safetensors.torch import save_file
 from test_align_pretrained import bpe
 
 from attnlab.aligning.choice import Candidate
@@ -228,6 +230,13 @@ def test_an_aligner_is_trained_saved_and_used_by_name(marian, tmp_path):
     made = cli(tmp_path / "mine", marian / "s", marian / "t")
     assert made.exit_code == 0, made.output
     assert made.stdout.count("\n") == 20
+    with safe_open(tmp_path / "mine/aligner.safetensors", "pt") as file:
+        ((form, about),) = file.metadata().items()
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    (tmp_path / "coded").mkdir()
+    coded = json.dumps(json.loads(about) | {"languages": "en-fr"})
+    save_file(weights, tmp_path / "coded/aligner.safetensors", metadata={form: coded})
+    assert "takes no language codes" in str(cli(tmp_path / "coded", marian / "s", marian / "t").exception)
     again = CliRunner().invoke(app, ["align-train", *map(str, words)])
     assert isinstance(again.exception, FileExistsError)
     refused = cli(tmp_path / "mine", marian / "s", marian / "t", "--layer", "1")

@@ -112,7 +112,8 @@ class MapAligner:
         views = [open_view(pairs) for open_view in self.views]
         readable = np.logical_and.reduce([view.readable for view in views])
         counts: list[Counter[str]] = [view.left_out for view in views]
-        self.left_out += max(counts, key=Counter.total)
+        most: Counter[str] = max(counts, key=Counter.total)
+        self.left_out += most
         lengths = tuple(np.maximum.reduce([view.lengths[side] for view in views]) for side in (0, 1))
         sizes = [(len(x), len(y)) for x, y in zip(*pairs, strict=True)]
         done = 0
