@@ -146,12 +146,12 @@ def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
     made: dict[str, list[str]] = {}
     for name, item in items.items():
         about = item.about
-        elsewhere = [text for text in item.remarks if text.startswith(TRAINED_ON)]
+        elsewhere = [text for text in item.remarks if text.startswith(TRAINED_ON) and ", torch " in text]
         hardware = f"{about['hardware']}, torch {about['torch']}"
         if elsewhere:
             hardware = elsewhere[0].removeprefix(TRAINED_ON).rstrip(".")
         where = f"{hardware}, commit {about['commit']}"
-        command = about.get("command") or f"attnlab reproduce {study} --scale full"
+        command = re.sub(r" --out=\S+", "", about.get("command") or f"attnlab reproduce {study} --scale full")
         made.setdefault(f"`{command}` on {where}", []).append(name)
     sources = "; ".join(f"{', '.join(names)} by {how}" for how, names in made.items())
     sources = sources or "Nothing has been run at full scale yet"

@@ -33,7 +33,7 @@ from attnlab.report.figures import render_files
 
 ITEM = "item"  # the measure of rows that say with which seeds and options an item was completed
 OLD_CELLS = "item cells"  # the measure of rows that hold the cells of an item from before there was a ledger
-CELLS_ONLY = "only cell values survive; the runs behind them were measured before there was a ledger"
+CELLS_ONLY = "The ledger has only the cell values of this item, because its runs are older than the ledger."
 LISTS = ("data", "attention", "form")  # options that select rows of a table
 
 
@@ -209,7 +209,7 @@ def _draw_item(
     cells = _restate_claims([Cell.from_json(cell) for cell in values["cells"]], planned)
     figures = tuple((file, caption) for file, caption in values["figures"])
     if drawn is None:
-        remarks = (*values["remarks"], f"Of this item {CELLS_ONLY}.")
+        remarks = (*values["remarks"], CELLS_ONLY)
         return ItemResult(config, item.title, cells, figures, remarks, about)
     return replace(drawn, cells=_fill_cells(drawn.cells, cells), figures=(*drawn.figures, *figures))
 
