@@ -56,13 +56,10 @@ class ALiBi(Softmax):
             return self.slopes.double() * torch.arange(keys, device=self.slopes.device)
         kind = (self.slopes._version, keys)
         if self._kept is None or self._kept[0] is not self.slopes or self._kept[1] != kind:
-            from attnlab.mechanisms.kernels.pairs import split_float64
-
             with torch.inference_mode(False):
-                bias: Any = self.slopes.double() * torch.arange(keys, device=self.slopes.device)
-                bias.halves = split_float64(bias[None])  # as pairs.read_bias reads it
+                bias = self.slopes.double() * torch.arange(keys, device=self.slopes.device)
             if bias.is_cuda and torch.cuda.is_current_stream_capturing():
-                return bias  # type: ignore[no-any-return]
+                return bias
             self._kept = self.slopes, kind, bias
         return self._kept[2]
 

@@ -101,5 +101,6 @@ def compose(a: Tensor, base: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def make_matrices(side: Tensor, heads: int) -> Tensor:
     """The matrices Σ_r u_r ⊗ w_r + diag(g) by which tokens mix heads: (b,2,n,(2·rank+1)·h) -> (2,b,n,h,h)."""
     rows = side.reshape(*side.shape[:3], side.shape[3] // heads, heads).transpose(0, 1)
-    (u, w), gate = rows[..., :-1, :].chunk(2, dim=-2), rows[..., -1, :]
-    return u.mT @ w + torch.diag_embed(gate)
+    rank = rows.shape[-2] // 2
+    u, w, gate = torch.split(rows, [rank, rank, 1], dim=-2)
+    return u.mT @ w + torch.diag_embed(gate.squeeze(-2))

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from attnlab.config import check_value
 from attnlab.mechanisms.by_rows import mix_by_rows
+from attnlab.mechanisms.constants import remember
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible, widen
 from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
 from attnlab.mechanisms.visible_sums import has_row_mask
@@ -103,6 +104,8 @@ class MultiToken(Mechanism):
 
     def widen_mixer(self) -> Tensor:
         """Return Mᵀ of all groups as one matrix (h,h)."""
+        if len(self.mixer) == 1:
+            return self.mixer[0].mT
         own = torch.eye(len(self.mixer), device=self.mixer.device, dtype=self.mixer.dtype)[:, None, :, None]
         return (self.mixer.mT[:, :, None] * own).reshape(self.heads, self.heads)
 
@@ -160,7 +163,18 @@ def convolve_diagonals(q: Tensor, k: Tensor, theta: Tensor) -> Tensor:
     """Return Z̄ of q, k (b,h,·,d) and θ (h,c_q,c_k), for t < c_q − 1 + c_k/2: (b,h,i,·)."""
     rows, half = theta.shape[1], theta.shape[2] // 2
     near = rows - 1 + half
-    m, source, t, n = (torch.arange(size, device=q.device) for size in (rows, near + half, near, theta.shape[2]))
-    tap = t - (rows - 1 - m)[:, None, None] - source[:, None] + half  # the column of θ that leads from source to t
-    spread = torch.einsum("hmn,mstn->hmst", theta, (tap[..., None] == n).to(theta.dtype)).flatten(1, 2)
+    taps = list_taps(*theta.shape[1:], theta.dtype, q.device)
+    spread = (theta.flatten(1) @ taps).view(len(theta), rows * (near + half), near)
     return unroll(score_diagonals(q, k, near + half), rows) @ spread
+
+
+@remember
+def list_taps(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where each number of θ leads: 1 for its row m and column n, a source s and a target t; (m·n, m·s·t)."""
+    half = columns // 2
+    near = rows - 1 + half
+    m, source, t, n = (torch.arange(size, device=device) for size in (rows, near + half, near, columns))
+    tap = t - (rows - 1 - m)[:, None, None] - source[:, None] + half  # the column of θ that leads from source to t
+    leads = (tap[..., None] == n).to(dtype)  # (m,s,t,n)
+    own = torch.eye(rows, dtype=dtype, device=device)
+    return torch.einsum("mstn,mo->onmst", leads, own).reshape(rows * columns, -1)

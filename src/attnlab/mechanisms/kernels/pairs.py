@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnlab.mechanisms.kernels.launch import is_intercepted
+
 INTERPRETED = tl.constexpr(bool(os.environ.get("TRITON_INTERPRET")))  # the interpreter knows no assembly
 
 
@@ -63,12 +65,23 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
         return Bias(q, (0, 0, 0, 0), ABSENT.value)
     whole = bias[(None,) * (4 - bias.dim())]
     if relative and bias.dtype == torch.float64 and whole.shape[2] == 1:
-        halves = getattr(bias, "halves", None)  # kept by a mechanism whose bias is a constant
-        halves = split_float64(whole) if halves is None else halves
+        halves = _split_once(bias, whole)
         b, h, _, j = halves[0].expand(*q.shape[:3], k.shape[2]).stride()
         return Bias(halves, (b, h, whole.numel(), j), RELATIVE.value)  # the third: from one half to the other
     b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()
     return Bias(bias, (b, h, i, j), (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
+
+
+def _split_once(bias: Tensor, whole: Tensor) -> Tensor:
+    """Return the halves of a bias in four axes, which the tensor keeps: the backward pass reads them again."""
+    if bias.is_inference() or torch.compiler.is_compiling() or is_intercepted():
+        return split_float64(whole)
+    kept: tuple[int, Tensor] | None = getattr(bias, "halves", None)
+    if kept is None or kept[0] != bias._version:
+        kept = bias._version, split_float64(whole)
+        if not (bias.is_cuda and torch.cuda.is_current_stream_capturing()):  # memory of the graph
+            bias.halves = kept  # type: ignore[attr-defined]
+    return kept[1]
 
 
 def split_float64(x: Tensor) -> Tensor:
