@@ -5,7 +5,8 @@ import torch
 from kernel_cases import DEVICE, fill_memory_with_nan
 
 from attnlab.mechanisms import Mechanism, attention
-from attnlab.models.members import Crew, MemberMechanism
+from attnlab.models.crew import Crew
+from attnlab.models.member_mechanism import MemberMechanism
 
 pytest.importorskip("triton")
 from attnlab.mechanisms.kernels import coda, short_dagpam, softmax

@@ -7,7 +7,8 @@ import torch
 from small_models import LM, TRANSLATOR, made
 
 from attnlab.models import affine, member_maps
-from attnlab.models.members import Crew, MemberLinear, MemberNorm, MemberReadout, stack_members
+from attnlab.models.crew import Crew
+from attnlab.models.members import MemberLinear, MemberNorm, MemberReadout, stack_members
 from attnlab.training.member_step import EagerMembers, MemberFlat, RowOptimisers
 from attnlab.training.objective import Objective
 from attnlab.training.step import Flat

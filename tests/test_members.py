@@ -5,7 +5,9 @@ import torch
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 
 from attnlab.mechanisms.coda import Coda
-from attnlab.models.members import Crew, MemberMechanism, stack_members, unstack_member
+from attnlab.models.crew import Crew
+from attnlab.models.member_mechanism import MemberMechanism
+from attnlab.models.members import stack_members, unstack_member
 
 SEEDS = (3, 5, 8)
 SIZES = [(4, 7), (2, 5), (4, 6)]  # examples and tokens of each member's batch

@@ -14,7 +14,8 @@ from attnlab.experiments.joint_recipes import name_group, train_jointly
 from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.experiments.single_run import is_finished
 from attnlab.mechanisms import MECHANISMS
-from attnlab.models.members import Crew, stack_members, unstack_member
+from attnlab.models.crew import Crew
+from attnlab.models.members import stack_members, unstack_member
 from attnlab.tasks import find_task
 from attnlab.training import together
 from attnlab.training.loop import TrainConfig

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.seeding import Seeds
-from attnlab.models.members import Crew, stack_members, unstack_member
+from attnlab.models.crew import Crew
+from attnlab.models.members import stack_members, unstack_member
 from attnlab.models.transformer import Transformer
 from attnlab.tasks.task import PAD, Batch, Task
 from attnlab.training import optimisers as optimise
