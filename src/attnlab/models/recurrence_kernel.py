@@ -52,6 +52,44 @@ def _load(base, rows, columns, row_stride, inside):
 
 
 @triton.jit
+def _load_four(base, size, inside):
+    """Four numbers of each unit, as i, f, g and o of its gates, which lie `size` apart."""
+    i, f = tl.load(base, inside, 0.0), tl.load(base + size, inside, 0.0)
+    return i, f, tl.load(base + 2 * size, inside, 0.0), tl.load(base + 3 * size, inside, 0.0)
+
+
+@triton.jit
+def _store_four(base, size, i, f, g, o, inside):
+    tl.store(base, i, inside)
+    tl.store(base + size, f, inside)
+    tl.store(base + 2 * size, g, inside)
+    tl.store(base + 3 * size, o, inside)
+
+
+@triton.jit
+def _multiply(weight, earlier, first, size, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr):
+    """W h of the gates i, f, g and o of U units from `first` on, (U,B) each; earlier: h (B,D)."""
+    inputs, row = tl.arange(0, D), tl.arange(0, 4 * U)  # a row of a tile of W: gate row % 4 of unit row // 4
+    unit = first + row // 4
+    w = _load(weight, row % 4 * size + unit, inputs, size, (unit < size)[:, None] & (inputs < size)[None, :])
+    x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision="tf32x3")  # (4U,B)
+    x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
+    i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
+    i, g = tl.split(i_g)
+    f, o = tl.split(f_o)
+    return i, f, g, o
+
+
+@triton.jit
+def _copy_state(before, before_b, cell_before, outputs, outputs_b, cells, rows, inputs, size, whole):
+    """Write h and c of the position before, where there is only padding."""
+    state = rows[:, None] * size + inputs[None, :]  # (B,D)
+    tl.store(cells + state, tl.load(cell_before + state, whole, 0.0), whole)
+    stays = _load(before, rows, inputs, before_b, whole)
+    tl.store(outputs + rows[:, None] * outputs_b + inputs[None, :], stays, whole)
+
+
+@triton.jit
 def _forward(
     gates, weight, h, c, live, outputs, cells, active, n, batch, size,
     gates_s, gates_b, gates_n, live_s, live_b, live_n, outputs_s, outputs_b, outputs_n,
@@ -60,8 +98,8 @@ def _forward(
     """Long, with many parameters, because Triton takes pointers, sizes and strides one by one in one function."""
     s = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
-    inputs, row = tl.arange(0, D), tl.arange(0, 4 * U)  # a row of a tile of W: gate row % 4 of unit row // 4
-    here, known = rows < batch, inputs < size
+    inputs, here = tl.arange(0, D), rows < batch
+    whole = here[:, None] & (inputs < size)[None, :]
     gates += s * gates_s
     live += s * live_s
     weight += s * 4 * size * size
@@ -76,22 +114,15 @@ def _forward(
             token = tl.load(live + rows * live_b, here, 0) != 0
             any_token = tl.max(token.to(tl.int32), 0) > 0
         if any_token:
-            earlier = _load(before, rows, inputs, before_b, here[:, None] & known[None, :])  # (B,D)
+            earlier = _load(before, rows, inputs, before_b, whole)  # (B,D)
             for first in tl.range(0, size, U):
                 unit = first + tl.arange(0, U)
                 inside = (unit < size)[:, None] & here[None, :]
                 given = gates + rows[None, :] * gates_b + unit[:, None]
                 place = rows[None, :] * size + unit[:, None]  # (U,B)
-                given_i, given_f = tl.load(given, inside, 0.0), tl.load(given + size, inside, 0.0)
-                given_g, given_o = tl.load(given + 2 * size, inside, 0.0), tl.load(given + 3 * size, inside, 0.0)
+                given_i, given_f, given_g, given_o = _load_four(given, size, inside)
                 held = tl.load(cell_before + place, inside, 0.0)
-                of_tile = first + row // 4
-                w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
-                x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision="tf32x3")  # (4U,B)
-                x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
-                i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
-                i, g = tl.split(i_g)
-                f, o = tl.split(f_o)
+                i, f, g, o = _multiply(weight, earlier, first, size, B, U, D)
                 i, f = _sigmoid(i + given_i.to(tl.float32)), _sigmoid(f + given_f.to(tl.float32))
                 g, o = _tanh(g + given_g.to(tl.float32)), _sigmoid(o + given_o.to(tl.float32))
                 cell = f * held + i * g
@@ -102,23 +133,67 @@ def _forward(
                     hidden = tl.where(token[None, :], hidden, last.to(tl.float32))
                 tl.store(cells + place, cell, inside)
                 tl.store(outputs + rows[None, :] * outputs_b + unit[:, None], hidden, inside)
-                kept = active + rows[None, :] * 4 * size + unit[:, None]
-                tl.store(kept, i, inside)
-                tl.store(kept + size, f, inside)
-                tl.store(kept + 2 * size, g, inside)
-                tl.store(kept + 3 * size, o, inside)
-        else:  # padding only: copy the state; nothing reads the gates later
-            whole = here[:, None] & known[None, :]
-            state = rows[:, None] * size + inputs[None, :]  # (B,D)
-            tl.store(cells + state, tl.load(cell_before + state, whole, 0.0), whole)
-            stays = _load(before, rows, inputs, before_b, whole)
-            tl.store(outputs + rows[:, None] * outputs_b + inputs[None, :], stays, whole)
+                _store_four(active + rows[None, :] * 4 * size + unit[:, None], size, i, f, g, o, inside)
+        else:  # padding only; nothing reads the gates later
+            _copy_state(before, before_b, cell_before, outputs, outputs_b, cells, rows, inputs, size, whole)
         before, before_b, cell_before = outputs, outputs_b + 0 * s, cells
         outputs += outputs_n
         cells += batch * size
         active += batch * 4 * size
         gates += gates_n
         live += live_n
+
+
+@triton.jit
+def _propagate(
+    across, delta, delta_b, rows, here, size, largest, SCALED: tl.constexpr, B: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
+    """Wᵀ δ, (D,B); across: Wᵀ. largest: that of |δ| of each example."""
+    outs, gate, shrink = tl.arange(0, D), tl.arange(0, G), tl.where(largest > 0.0, largest, 1.0)
+    total = tl.zeros((D, B), tl.float32)
+    for first in tl.range(0, 4 * size, G):
+        of_tile = first + gate
+        known = of_tile < 4 * size
+        w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
+        d = _load(delta, rows, of_tile, delta_b, here[:, None] & known[None, :])
+        if SCALED:
+            d = d / shrink[:, None]
+        total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
+    if SCALED:
+        total = total * shrink[None, :]
+    return total
+
+
+@triton.jit
+def _pass_gradient(grad, grad_b, delta, delta_b, dh, rows, outs, size, whole, B: tl.constexpr, D: tl.constexpr):
+    """Add ∂L/∂h of a position where there is only padding to that of the position before; its δ is 0."""
+    state = dh + rows[:, None] * size + outs[None, :]  # (B,D)
+    own = _load(grad, rows, outs, grad_b, whole).to(tl.float32)
+    tl.store(state, tl.load(state, whole, 0.0) + own, whole)
+    nothing = delta + rows[:, None] * delta_b + outs[None, :]
+    for part in tl.static_range(4):
+        tl.store(nothing + part * size, tl.zeros((B, D), tl.float32), whole)
+
+
+@triton.jit
+def _differentiate(
+    i, f, g, o, held, squashed, hidden, later, token, MASKED: tl.constexpr
+):  # fmt: skip
+    """δ of the gates i, f, g and o, and the gradients of the cell and of h of the position before.
+
+    held: the cell before; squashed: tanh of the cell; hidden, later: the gradients of h and of the cell.
+    """
+    inner = later + hidden * o * (1.0 - squashed * squashed)
+    di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
+    dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
+    on, passed = inner * f, tl.zeros_like(hidden)
+    if MASKED:
+        real = token[:, None]
+        di, df = tl.where(real, di, 0.0), tl.where(real, df, 0.0)
+        dg, do = tl.where(real, dg, 0.0), tl.where(real, do, 0.0)
+        on, passed = tl.where(real, on, later), tl.where(real, 0.0, hidden)
+    return di, df, dg, do, on, passed
 
 
 @triton.jit
@@ -135,7 +210,7 @@ def _backward(
     s = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     here = rows < batch
-    outs, gate = tl.arange(0, D), tl.arange(0, G)
+    outs = tl.arange(0, D)
     grad += s * grad_s
     live += s * live_s
     delta += s * delta_s
@@ -156,10 +231,8 @@ def _backward(
                 inside = here[:, None] & (unit < size)[None, :]
                 place = rows[:, None] * size + unit[None, :]  # (B,U)
                 four = (position * batch + rows[:, None]) * 4 * size + unit[None, :]
-                i = tl.load(active + four, inside, 0.0).to(tl.float32)
-                f = tl.load(active + four + size, inside, 0.0).to(tl.float32)
-                g = tl.load(active + four + 2 * size, inside, 0.0).to(tl.float32)
-                o = tl.load(active + four + 3 * size, inside, 0.0).to(tl.float32)
+                i, f, g, o = _load_four(active + four, size, inside)
+                i, f, g, o = i.to(tl.float32), f.to(tl.float32), g.to(tl.float32), o.to(tl.float32)
                 squashed = _tanh(tl.load(cells + position * batch * size + place, inside, 0.0))
                 if back < n - 1:
                     held = tl.load(cells + (position - 1) * batch * size + place, inside, 0.0)
@@ -168,49 +241,21 @@ def _backward(
                 hidden = tl.load(dh + place, inside, 0.0)
                 hidden += _load(grad, rows, unit, grad_b, inside).to(tl.float32)
                 later = tl.load(dc + place, inside, 0.0)
-                inner = later + hidden * o * (1.0 - squashed * squashed)
-                di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
-                dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
-                on, passed = inner * f, tl.zeros_like(hidden)
-                if MASKED:
-                    real = token[:, None]
-                    di, df = tl.where(real, di, 0.0), tl.where(real, df, 0.0)
-                    dg, do = tl.where(real, dg, 0.0), tl.where(real, do, 0.0)
-                    on, passed = tl.where(real, on, later), tl.where(real, 0.0, hidden)
+                di, df, dg, do, on, passed = _differentiate(i, f, g, o, held, squashed, hidden, later, token, MASKED)
                 if SCALED:
                     most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
                     largest = tl.maximum(largest, tl.max(most, 1))
-                made = delta + rows[:, None] * delta_b + unit[None, :]
-                tl.store(made, di, inside)
-                tl.store(made + size, df, inside)
-                tl.store(made + 2 * size, dg, inside)
-                tl.store(made + 3 * size, do, inside)
+                _store_four(delta + rows[:, None] * delta_b + unit[None, :], size, di, df, dg, do, inside)
                 tl.store(dc + place, on, inside)
                 tl.store(dh + place, passed, inside)
             tl.debug_barrier()
-            shrink = tl.where(largest > 0.0, largest, 1.0)
-            total = tl.zeros((D, B), tl.float32)
-            for first in tl.range(0, 4 * size, G):
-                of_tile = first + gate
-                known = of_tile < 4 * size
-                w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
-                d = _load(delta, rows, of_tile, delta_b, here[:, None] & known[None, :])
-                if SCALED:
-                    d = d / shrink[:, None]
-                total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
-            if SCALED:
-                total = total * shrink[None, :]
+            total = _propagate(across, delta, delta_b, rows, here, size, largest, SCALED, B, G, D)
             on_h = dh + rows[None, :] * size + outs[:, None]
             inside = (outs < size)[:, None] & here[None, :]
             tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
-        else:  # padding only: pass the gradient through
+        else:  # padding only
             whole = here[:, None] & (outs < size)[None, :]
-            state = dh + rows[:, None] * size + outs[None, :]  # (B,D)
-            own = _load(grad, rows, outs, grad_b, whole).to(tl.float32)
-            tl.store(state, tl.load(state, whole, 0.0) + own, whole)
-            nothing = delta + rows[:, None] * delta_b + outs[None, :]
-            for part in tl.static_range(4):
-                tl.store(nothing + part * size, tl.zeros((B, D), tl.float32), whole)
+            _pass_gradient(grad, grad_b, delta, delta_b, dh, rows, outs, size, whole, B, D)
         grad -= grad_n
         live -= live_n
         delta -= delta_n

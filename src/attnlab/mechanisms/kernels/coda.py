@@ -147,6 +147,25 @@ def _collide(
         tl.store(_at_pairs(z, b, h, i, j, heads, rows, keys), mixed, mask=_inside(h, i, j, heads, rows, keys))
 
 
+@triton.jit
+def _unleak(y, e):
+    """The gradient of the input of LeakyReLU, from that of its output y."""
+    return tl.where(y > 0.0, e, 0.2 * e)
+
+
+@triton.jit
+def _store_matrix(part, x, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store a matrix (rows,columns), as `_matrix` loads it."""
+    m, n = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    tl.store(part + m * columns + n, x, mask=(m < rows) & (n < columns))
+
+
+@triton.jit
+def _store_vector(part, x, size, SIZE: tl.constexpr):
+    m = tl.arange(0, SIZE)
+    tl.store(part + m, x, mask=m < size)
+
+
 @remember_calls
 @triton.jit(do_not_specialize=PLAIN)
 def _collide_backward(
@@ -190,12 +209,11 @@ def _collide_backward(
             dw3 = tl.dot(y2, tl.trans(back), dw3, input_precision=PRECISION)
             db3 += tl.sum(g, 1)
             e = tl.dot(tl.trans(w3), back, input_precision=PRECISION)
-            e = tl.where(y2 > 0.0, e, 0.2 * e)
+            e = _unleak(y2, e)
             if DEEP:
                 db2 += tl.sum(e, 1)
                 dw2 = tl.dot(e.to(T), tl.trans(y1), dw2, input_precision=PRECISION)
-                e = tl.dot(tl.trans(w2), e.to(T), input_precision=PRECISION)
-                e = tl.where(y1 > 0.0, e, 0.2 * e)
+                e = _unleak(y1, tl.dot(tl.trans(w2), e.to(T), input_precision=PRECISION))
             db1 += tl.sum(e, 1)
             dw1 = tl.dot(e.to(T), tl.trans(fed), dw1, input_precision=PRECISION)
             dx = tl.dot(tl.trans(w1), e.to(T), input_precision=PRECISION)  # (K, pairs)
@@ -204,18 +222,17 @@ def _collide_backward(
             if RESIDUAL:
                 dx += g
             tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
-    w = tl.arange(0, WIDE)
     part = parts + (member * tl.num_programs(0) + tl.program_id(0)) * size
-    known = (w < width)[:, None] & (h < heads)[None, :]
-    tl.store(part + w[:, None] * heads + h[None, :], dw1, mask=known)
-    tl.store(part + width * heads + w, db1, mask=w < width)
+    _store_matrix(part, dw1, width, heads, WIDE, K)
+    _store_vector(part + width * heads, db1, width, WIDE)
     part += width * heads + width
     if DEEP:
-        tl.store(part + w[:, None] * width + w[None, :], dw2, mask=(w < width)[:, None] & (w < width)[None, :])
-        tl.store(part + width * width + w, db2, mask=w < width)
+        _store_matrix(part, dw2, width, width, WIDE, WIDE)
+        _store_vector(part + width * width, db2, width, WIDE)
         part += width * width + width
-    tl.store(part + h[None, :] * width + w[:, None], dw3, mask=known)
-    tl.store(part + heads * width + h, db3, mask=h < heads)
+    w = tl.arange(0, WIDE)[:, None]
+    tl.store(part + h[None, :] * width + w, dw3, mask=(w < width) & (h < heads)[None, :])
+    _store_vector(part + heads * width, db3, heads, K)
 
 
 def collide(

@@ -147,6 +147,24 @@ def _forward(
         tl.store(out + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
 
 
+@triton.jit
+def _store_sums(
+    dbefore, dafter, sum_m, sum_n, b, i, h, heads, rows, FIRST: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    """Store the gradients of the matrices of rows i, or their sum, as those of this program."""
+    square = (h < heads)[:, None] & (h < heads)[None, :]
+    place = h[:, None] * heads + h[None, :]
+    if EACH:
+        place = (b * rows + i)[:, None, None] * heads * heads + place[None, :, :]
+        square = (i < rows)[:, None, None] & square[None, :, :]
+    else:
+        place = tl.program_id(0) * heads * heads + place
+        sum_n, sum_m = tl.sum(sum_n, 0), tl.sum(sum_m, 0)
+    tl.store(dafter + place, sum_n, mask=square)
+    if FIRST:
+        tl.store(dbefore + place, sum_m, mask=square)
+
+
 @remember_calls
 @triton.jit
 def _backward_rows(
@@ -193,17 +211,24 @@ def _backward_rows(
         total = tl.sum(sum_n * n.to(tl.float32), 2)  # Σ_j P dP = Σ_g n_hg Σ_j p_h dw_g
     tl.store(delta + plane, total, mask=known)
     sum_m = sum_up - sum_m * total[:, None, :]
-    square = (h < heads)[:, None] & (h < heads)[None, :]
-    place = h[:, None] * heads + h[None, :]
-    if EACH:
-        place = (b * rows + i)[:, None, None] * heads * heads + place[None, :, :]
-        square = (i < rows)[:, None, None] & square[None, :, :]
-    else:
-        place = tl.program_id(0) * heads * heads + place
-        sum_n, sum_m = tl.sum(sum_n, 0), tl.sum(sum_m, 0)
-    tl.store(dafter + place, sum_n, mask=square)
-    if FIRST:
-        tl.store(dbefore + place, sum_m, mask=square)
+    _store_sums(dbefore, dafter, sum_m, sum_n, b, i, h, heads, rows, FIRST, EACH)
+
+
+@triton.jit
+def _clear(x, start, end, j, h, heads, rows, keys, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr):
+    """Write 0 at the pairs of keys j and the tiles of rows from `start` to `end`."""
+    for above in range(start, end, BI):
+        place, inside = _place(above + tl.arange(0, BI), j, h, heads, rows, keys)
+        tl.store(x + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
+
+
+@triton.jit
+def _store_key_sums(dkey_before, dkey_after, sum_m, sum_n, first, j, h, heads, keys):
+    """Store a span's part of the gradients of the matrices of keys j; first: where its parts begin."""
+    place = h[None, :, None] * heads + h[None, None, :] + ((first + j) * heads * heads)[:, None, None]
+    inside = (j < keys)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
+    tl.store(dkey_before + place, sum_m, mask=inside)
+    tl.store(dkey_after + place, sum_n, mask=inside)
 
 
 @remember_calls
@@ -231,9 +256,7 @@ def _backward_keys(
     key_after += b * keys * heads * heads
     end = tl.minimum(begin + SPAN, rows)
     start = tl.minimum(end, tl.maximum(begin, first_query(left, rows, keys, CAUSAL) // BI * BI))
-    for above in range(begin, start, BI):
-        place, inside = _place(above + tl.arange(0, BI), j, h, heads, rows, keys)
-        tl.store(ds + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
+    _clear(ds, begin, start, j, h, heads, rows, keys, BI, BJ, H)
     if not EACH:
         m = _load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, T)
         n = tl.permute(_load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, T), (0, 2, 1))
@@ -267,11 +290,8 @@ def _backward_keys(
             turned = tl.permute(a.to(T), (1, 2, 0))
             sum_m = tl.dot(turned, tl.permute(dz.to(T), (1, 0, 2)), sum_m, input_precision="ieee")
     if KEYED:
-        place = h[None, :, None] * heads + h[None, None, :]
-        place += (((b * spans + begin // SPAN) * keys + j) * heads * heads)[:, None, None]
-        inside = (j < keys)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
-        tl.store(dkey_before + place, sum_m, mask=inside)
-        tl.store(dkey_after + place, sum_n, mask=inside)
+        first = (b * spans + begin // SPAN) * keys
+        _store_key_sums(dkey_before, dkey_after, sum_m, sum_n, first, j, h, heads, keys)
 
 
 @operator("attnlab::mix_heads")

@@ -123,6 +123,39 @@ def count_level(i, rows, keys, CAUSAL: tl.constexpr, FORM: tl.constexpr):
     return -tl.log2(n) if FORM == SIGMOID else tl.rsqrt(n) * LOG2_E
 
 
+@triton.jit
+def _begin(
+    extra, lse, head, h, i, heads, rows, keys, FORM: tl.constexpr, COUNTED: tl.constexpr, EXTRA: tl.constexpr,
+    CAUSAL: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """The largest logit and the total of queries i before any key; or their levels, if these are known."""
+    top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
+    if EXTRA:
+        top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h).to(tl.float32) * LOG2_E, total + 1.0
+    if FORM == SOFTPICK:
+        top = tl.zeros((BI,), dtype=tl.float32)
+    if FORM == SIGMOID or FORM == PLAIN:  # noqa: SIM109 (Triton has no "in")
+        if COUNTED:
+            top = count_level(i, rows, keys, CAUSAL, FORM)
+            tl.store(lse + head * rows + i, top, mask=i < rows)
+        else:
+            top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+    return top, total
+
+
+@triton.jit
+def _rise(s, seen, top, FORM: tl.constexpr, BI: tl.constexpr):
+    """The largest logit with those of one more tile, the level of its weights, and what fades the former sums."""
+    level, fade = top, tl.full((BI,), 1.0, tl.float32)
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
+        height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
+        higher = tl.maximum(top, tl.max(height, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(top - level)
+        top = higher
+    return top, level, fade
+
+
 @remember_calls
 @triton.jit(do_not_specialize=[*ANY_VALUE, "keys", "m_b"])
 def _attend(
@@ -147,20 +180,10 @@ def _attend(
     dropping, number = dropping + b // each, (b % each * heads + h).to(tl.int32)
     if not STORED:
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-    top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
-    if EXTRA:
-        top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h).to(tl.float32) * LOG2_E, total + 1.0
-    if FORM == SOFTPICK:
-        top = tl.zeros((BI,), dtype=tl.float32)
+    top, total = _begin(extra, lse, head, h, i, heads, rows, keys, FORM, COUNTED, EXTRA, CAUSAL, BI)
     if FORM == NAP:
         gain, shift = tl.load(extra + h).to(tl.float32), tl.load(extra + heads + h).to(tl.float32)
         mean, inverse = read_part(lse, 0, head, i, rows), read_part(lse, 1, head, i, rows)
-    if FORM == SIGMOID or FORM == PLAIN:  # noqa: SIM109 (Triton has no "in")
-        if COUNTED:
-            top = count_level(i, rows, keys, CAUSAL, FORM)
-            tl.store(lse + head * rows + i, top, mask=i < rows)
-        else:
-            top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
     for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
@@ -177,13 +200,7 @@ def _attend(
                 s = score_tile(x, y, own, b % each, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
                 s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
             s, seen = hide(s, seen, FORM, BIAS)
-            level, fade = top, tl.full((BI,), 1.0, tl.float32)
-            if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
-                height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
-                higher = tl.maximum(top, tl.max(height, 1))
-                level = tl.where(higher == float("-inf"), 0.0, higher)
-                fade = tl.exp2(top - level)
-                top = higher
+            top, level, fade = _rise(s, seen, top, FORM, BI)
             if FORM == NAP:
                 p = tl.where(seen, standardize(s, mean, inverse) * gain + shift, 0.0)
             else:
