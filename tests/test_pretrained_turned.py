@@ -10,6 +10,9 @@ from torch import nn
 
 import attnlab
 from attnlab.huggingface import pretrained
+from attnlab.huggingface.decomposition import decompose
+from attnlab.huggingface.effects import measure_effect
+from attnlab.recording.interventions import KnockOutHead, Steer
 from attnlab.records.record import apply_turning
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -171,6 +174,12 @@ def test_an_output_projection_is_recorded_as_what_it_does(kind):
         assert record.meta["output_projection"] == "dequantised from Int8Linear"
     made = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
     torch.testing.assert_close(made, layer.outputs, **CLOSE)
+    batch, vector = tiny_models.padded_batch(model), torch.randn(layer.outputs.shape[-1])
+    with torch.no_grad():
+        with attnlab.intervene(model, Steer(layer=2, vector=vector)):
+            steered = model(**batch, use_cache=False).logits
+        attention.o_proj.register_forward_hook(lambda _m, _a, output: output + vector)
+        torch.testing.assert_close(steered, model(**batch, use_cache=False).logits, **CLOSE)
 
 
 def test_a_quantised_map_that_rounds_its_inputs_says_by_how_much():
@@ -204,12 +213,17 @@ def test_adapters_of_peft_are_applied():
     plain = pretrained.record(model, batch).layers[2]
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options, init_lora_weights=False)).eval()
     record = attnlab.record(adapted, batch)
-    merged = attnlab.record(copy.deepcopy(adapted).merge_and_unload().eval(), batch).layers[2]
+    whole = copy.deepcopy(adapted).merge_and_unload().eval()
+    merged = attnlab.record(whole, batch).layers[2]
     assert record.meta["adapters"] == "default (LORA)"
     assert record.meta["output_projection"] == "with its adapters (lora)"
     torch.testing.assert_close(record.layers[2].output_weight, merged.output_weight, **CLOSE)
     torch.testing.assert_close(record.layers[2].weights, merged.weights, **CLOSE)
     assert (merged.output_weight - plain.output_weight).abs().max() > 0.01
+    change = Steer(layer=1, vector=torch.ones(merged.outputs.shape[-1])), KnockOutHead(layer=2, head=1)
+    effect, expected = (measure_effect(each, batch, *change) for each in (adapted, whole))
+    torch.testing.assert_close(effect.changed_logits, expected.changed_logits, rtol=1e-4, atol=1e-4)
+    assert decompose(adapted, {name: x[:1] for name, x in batch.items()}).error < 1e-5
     tuned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     with pytest.raises(ValueError, match="PROMPT_TUNING adds tokens"):
         attnlab.record(peft.get_peft_model(tiny_models.llama(), tuned).eval(), batch)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.intervening import find_sites, intervene
+from attnlab.huggingface.projections import find_inner
 from attnlab.models.embedding import InputEmbedding
 from attnlab.models.model import Model
 from attnlab.recording.freezing import freeze_blocks
 from attnlab.recording.interventions import FreezeWeights
 from attnlab.recording.probe import call_with_batch
-from attnlab.recording.watch import unwrap_model
 
 RULES = ("frozen", "attn-lrp", "gradient")
 
@@ -76,7 +76,7 @@ def decompose(
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    inner = unwrap_model(model)
+    inner = find_inner(model)
     if inner.training:
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     given = batch if isinstance(inner, Model) else _build_one(inner, batch, **how)

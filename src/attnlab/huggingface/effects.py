@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.intervening import find_sites, intervene
+from attnlab.huggingface.projections import find_inner
 from attnlab.mechanisms.mechanism import widen
 from attnlab.models.model import Model
 from attnlab.recording.interventions import Intervention, KnockOutHead
 from attnlab.recording.probe import call_with_batch
-from attnlab.recording.watch import unwrap_model
 
 Progress = Callable[[int, int, str], None]
 COLUMNS = ("loss_change_nats", "kl_nats", "distance")
@@ -119,7 +119,7 @@ def rank_heads(
 
 def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> ModelTrial:
     """Return the trial of a model on a batch; arguments as for `measure_effect`."""
-    inner = unwrap_model(model)
+    inner = find_inner(model)
     if inner.training:
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     return _prepare_ours(inner, batch, **how) if isinstance(inner, Model) else _prepare_pretrained(inner, batch, **how)

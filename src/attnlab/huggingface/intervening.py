@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from attnlab.huggingface import dispatch, dummy_inputs, native, support
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.native import AttentionCall
+from attnlab.huggingface.projections import find_inner, list_projections
 from attnlab.mechanisms.mechanism import repeat_heads
 from attnlab.models.model import Model
-from attnlab.recording.around import is_linear
 from attnlab.recording.interventions import (
     Intervention,
     PatchHead,
@@ -33,7 +33,7 @@ from attnlab.recording.interventions import (
     list_sites,
     resolve_interventions,
 )
-from attnlab.recording.watch import is_changed, mark_changed, unwrap_model
+from attnlab.recording.watch import is_changed, mark_changed
 from attnlab.records.record import KINDS
 
 _sites: WeakKeyDictionary[nn.Module, list[Site]] = WeakKeyDictionary()
@@ -54,14 +54,14 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         raise TypeError(
             f"intervene needs a loaded model, got {str(model)!r}: load it with transformers' from_pretrained"
         )
-    inner = unwrap_model(model)
+    inner = find_inner(model)
     with change_model(inner, interventions) if isinstance(inner, Model) else _change_pretrained(inner, interventions):
         yield
 
 
 def find_sites(model: nn.Module) -> list[Site]:
     """Return the attention layers of any model. A Hugging Face model runs a few tokens once."""
-    inner = unwrap_model(model)
+    inner = find_inner(model)
     if isinstance(inner, Model):
         return list_sites(inner)
     if inner not in _sites:
@@ -108,9 +108,8 @@ class ChangedPass:
                 stack.callback(whole.register_forward_pre_hook(self._begin).remove)
                 stack.callback(whole.register_forward_hook(self._check_projected).remove)
             if any(isinstance(each, Steer | PatchHead) for each in self.chosen):
-                for module in self.model.modules():
-                    if is_linear(module):
-                        stack.callback(module.register_forward_hook(self._change_outputs).remove)
+                for projection in list_projections(self.model):
+                    stack.callback(projection.register_forward_hook(self._change_outputs).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
             yield
 

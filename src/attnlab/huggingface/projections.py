@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.recording.around import is_linear, weight_matrix
+from attnlab.recording.watch import unwrap_model
 from attnlab.records.tolerance import TOLERANCE
 
 SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"))  # as quantised linear maps call them
@@ -41,6 +42,11 @@ def unwrap_adapters(model: Any) -> Any:
             kind = str(getattr(config, "peft_type", "this adapter")).rpartition(".")[2]
             raise ValueError(f"{kind} adds tokens beside the text, which a record cannot show: record the base model")
     return model.get_base_model()
+
+
+def find_inner(model: nn.Module) -> Any:
+    """Return the model inside its wrappers: of Accelerate, of torch.compile, and of PEFT with its adapters in it."""
+    return unwrap_adapters(unwrap_model(model))
 
 
 def describe_adapters(model: Any) -> dict[str, str]:

@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.intervening import intervene
+from attnlab.huggingface.projections import find_inner
 from attnlab.huggingface.recorder import record
 from attnlab.mechanisms.mechanism import widen
 from attnlab.models.model import Model
 from attnlab.recording.depth import record_states
 from attnlab.recording.interventions import KnockOutValue
-from attnlab.recording.watch import unwrap_model
 from attnlab.records.record import KINDS, Record
 
 
@@ -35,7 +35,7 @@ def record_zeroing(model: nn.Module, batch: Any, **how: Any) -> Record:
     The last state of a Hugging Face model is after its final norm, as transformers returns it. MAPS and `rollout` know
     the map by the name "zeroing". Needs a Transformer.
     """
-    inner = unwrap_model(model)
+    inner = find_inner(model)
     full = record(model, batch, **how)
     ours = isinstance(inner, Model)
     given = _name_inputs(inner, batch) if ours else _build_inputs(inner, batch, how)
