@@ -510,7 +510,7 @@ def render_own_study(name: str) -> str:
     parts = [f"## {study.title}"]
     for item in read_items(name, scale=scale).values():
         about, table = item.about, tabulate_wide(item.cells)
-        on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
+        on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}"
         parts += [f"`attnlab reproduce {name} --scale {scale}`. {on}.", " ".join(item.remarks)]
         rows = [list(table.columns), ["---"] + ["---:"] * (len(table.columns) - 1), *table.rows]
         parts.append(fold_table([[str(x) for x in row] for row in rows]))

@@ -1,6 +1,7 @@
 """The study of convertibility: when a model is back, what is planned, what is found, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 import tiny_models
@@ -150,7 +151,8 @@ def test_cells_remarks_and_figures_say_what_converts(tmp_path):
 
 def test_a_model_is_converted_and_a_mechanism_that_does_not_fit_is_a_row(tmp_path, tiny, model, text):
     """Killed after some jobs, it resumes; drawn again from the ledger, it is the same."""
-    options = {"model": str(model), "data": str(text)}
+    little = shutil.copytree(model, tmp_path / "little")
+    options = {"model": str(little), "data": str(text)}
     out, terms = tmp_path / "out", StudyTerms("small", seeds=1, options=options)
     few = InlineScheduler()
     few.run = stop_after(few, 2)
@@ -170,6 +172,8 @@ def test_a_model_is_converted_and_a_mechanism_that_does_not_fit_is_a_row(tmp_pat
     assert rows["dagpam"].values["mechanism_parameters"] > 0 == rows["softmax"].values["mechanism_parameters"]
     assert len(rows["softmax"].values["weights"][0]) == 64
     assert [path.name.split("-")[1] for path in (out / "work" / "runs").iterdir()] == ["differential"]  # it failed
+    shutil.rmtree(little)
+    shutil.rmtree(out / "work")
     (again,) = draw_study(STUDY, "small", out)
     assert again.cells == result.cells
     page = write_study(STUDY, "small", [again], out).read_text()

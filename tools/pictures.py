@@ -382,6 +382,7 @@ PICTURES: dict[str, Callable[[], Figure | bytes]] = {
     "kobayashi2020": draw_kobayashi2020,
     "zheng2021": lambda: run_study("zheng2021", "--only", "table4"),
     "heo2024": lambda: read_figure("heo2024/full/figures/convex-*figure1.png"),
+    "convert": lambda: read_figure("convert/small/figures/conversion-wikitext-2-curves.png"),
 }
 
 

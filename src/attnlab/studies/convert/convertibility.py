@@ -23,7 +23,8 @@ ITEM = "conversion"
 OPTIONS = ("model", "data", "attention")
 DEFAULT_TEXT = "wikitext-2"
 START, END, RATIO = "log-perplexity at the start", "log-perplexity at the end", "times the original's"
-BACK, AS_UNTOUCHED, SHARE = "tokens until back", "tokens until as untouched", "share of seeds back"
+BACK, SHARE = "tokens until back, or the budget", "share of seeds back"
+AS_UNTOUCHED = "tokens until as untouched, or the budget"
 UNITS = (
     "Log-perplexities are in nats per token of the validation text. A number of tokens is that of the first evaluation "
     "from which on the model stays within 1.01 times the original's log-perplexity; where a seed is not back, its "

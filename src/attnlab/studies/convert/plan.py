@@ -85,7 +85,9 @@ class ConversionPlan:
 
     @property
     def model(self) -> str:
-        """The folder or id of the model."""
+        """The folder or id of the model; an id that nobody reads if the rows are only drawn."""
+        if not self.setting.running:
+            return f"drawn/{self.model_name}"
         if self.data == tiny_llama.TEXT:
             return str(self.setting.folder.absolute() / tiny_llama.NAME)
         return self.setting.options.get("model", MODEL)
@@ -93,7 +95,7 @@ class ConversionPlan:
     @property
     def model_name(self) -> str:
         """The name of the model in the ledger: that of its folder, or of its id without the owner."""
-        return Path(self.model).name
+        return tiny_llama.NAME if self.data == tiny_llama.TEXT else Path(self.setting.options.get("model", MODEL)).name
 
     @property
     def text(self) -> Path:
