@@ -87,6 +87,18 @@ def test_the_readme_says_how_many_cells_were_run():
     said = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"Of the {total['numbers']} numbers that the four papers print, {total['measured']} are measured" in said
     assert f"in {total['run']} of {total['cells']:,} cells: {total['official']} of them with the paper's own" in said
+    assert f"{total['impossible']} more cannot be run here" in said
+
+
+@pytest.mark.docs
+def test_the_replication_page_is_what_its_results_say(monkeypatch):
+    import runpy
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = runpy.run_path(str(ROOT / "benchmarks" / "replication.py"))["render_page"](ROOT / "results" / "replication")
+    assert (ROOT / "docs" / "replication.md").read_text(encoding="utf-8") == made, (
+        "run: python benchmarks/replication.py"
+    )
 
 
 @pytest.mark.docs

@@ -19,7 +19,7 @@ from attnlab.experiments.reproduction import ITEM, OLD_CELLS, StudyTerms, draw_s
 from attnlab.experiments.status import tabulate_status
 from attnlab.experiments.study import Findings, Item, Study
 from attnlab.experiments.study_page import write_study
-from attnlab.experiments.verdicts import Cell
+from attnlab.experiments.verdicts import IMPOSSIBLE, Cell
 from attnlab.studies import STUDIES, open_study
 from attnlab.studies.snell2021.datasets import ROWS, table9
 
@@ -158,7 +158,9 @@ def test_the_status_counts_numbers_and_cells(bench, tmp_path):
             ]
         )
 
-    absent = Item("Absent", lambda setting: Findings([cell(item="absent", not_run="no data")]), {"full": 3})
+    reasons = ("no data", f"{IMPOSSIBLE}no data")
+    lacking = [cell(item="absent", row=reason, number="no", not_run=reason) for reason in reasons]
+    absent = Item("Absent", lambda setting: Findings(lacking), {"full": 3})
     items = {"first": Item("First", bench.first), "shared": Item("Shared", shared), "absent": absent}
     study = Study("bench", "A bench", items, unimplemented={"an appendix": 5})
     out = tmp_path / "bench"
@@ -166,7 +168,7 @@ def test_the_status_counts_numbers_and_cells(bench, tmp_path):
     table, commands = tabulate_status([study], tmp_path)
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["numbers"], row["measured"]) == (1 + 1 + 1 + 5, 2)
-    assert (row["cells"], row["run"], row["official"]) == (1 + 3 + 1, 4, 4)
+    assert (row["cells"], row["run"], row["impossible"], row["official"]) == (1 + 3 + 2, 4, 1, 4)
     assert (row["open"], row["no verdict"]) == (1, 3)
     assert "--only absent" in commands[0]
 

@@ -14,6 +14,7 @@ from attnlab.config import suggest_nearest
 from attnlab.experiments.engine import NOT_MEASURED
 from attnlab.experiments.plan import Measure, TrainedRun, prepare_vocabulary
 from attnlab.experiments.study import Scale, Setting
+from attnlab.experiments.verdicts import IMPOSSIBLE
 from attnlab.files import write_text
 from attnlab.tasks.lexicon import Lexicon
 from attnlab.training.recipe import Recipe, resolve_recipe
@@ -32,6 +33,7 @@ class StudyCorpus:
     settings: Mapping[Scale, Mapping[str, str]]
     tags: tuple[str, ...] = ()
     asked: str = ""  # what it takes, if it runs only when data= names it
+    lacking: str = ""  # what of the paper's data is not at hand here, so that results/ has no row of it
 
     @property
     def of_paper(self) -> bool:
@@ -74,7 +76,7 @@ class Ground:
         corpus, setting = self.corpus, self.setting
         chosen = setting.options.get("data", "")
         if chosen and corpus.name not in chosen.split(","):
-            return f"excluded by data={chosen}"
+            return self.explain_missing() if corpus.lacking and not setting.running else f"excluded by data={chosen}"
         if setting.scale not in corpus.settings:
             return f"this row runs at scale {' and '.join(corpus.settings)}"
         if not setting.running:
@@ -85,7 +87,10 @@ class Ground:
 
     def explain_missing(self) -> str:
         """Return why the ledger has no row of it."""
-        return f"{self.corpus.asked}: data={self.corpus.name} runs it" if self.corpus.asked else NOT_MEASURED
+        corpus = self.corpus
+        if corpus.lacking and not self.setting.running:
+            return f"{IMPOSSIBLE}{corpus.lacking} not at hand; data={corpus.name} runs it where it is"
+        return f"{corpus.asked}: data={corpus.name} runs it" if corpus.asked else NOT_MEASURED
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -225,7 +225,8 @@ def plan_cells(item: Item, config: ItemConfig, ledger: Ledger) -> tuple[Cell, ..
 def _restate_claims(stored: Sequence[Cell], planned: Iterable[Cell]) -> tuple[Cell, ...]:
     """Return stored cells with what this version knows of the paper; only their values are of their time."""
     by_place = {str(cell): cell for cell in planned}
-    return tuple(cell.restate(by_place.get(str(cell), cell)) for cell in stored)
+    pairs = [(cell, by_place.get(str(cell), cell)) for cell in stored]
+    return tuple(now if cell.not_run and now.is_impossible else cell.restate(now) for cell, now in pairs)
 
 
 def _fill_cells(drawn: Sequence[Cell], old: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -10,7 +10,7 @@ from attnlab.experiments.study import Study
 from attnlab.experiments.verdicts import VERDICTS, Cell, list_numbers
 from attnlab.report.page import Table
 
-COLUMNS = ("study", "numbers", "measured", "cells", "run", "official", *VERDICTS[:-1])
+COLUMNS = ("study", "numbers", "measured", "cells", "run", "impossible", "official", *VERDICTS[:-1])
 
 
 def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[str]]:
@@ -21,6 +21,8 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
                (official data and a stand-in, as printed and as corrected) is in as many cells
     run        cells with a value in ROOT/STUDY/ledger.jsonl at full scale; official: with the paper's data,
                vocabulary and model
+    impossible cells that no run of ours can fill, each with its reason: the paper's data are not at hand, or the number
+               is quoted from elsewhere
 
     A study without a ledger has no row, because some of its cells are known only from measured runs. A study without
     a paper is left out.
@@ -48,7 +50,9 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
         numbers = len(list_numbers(cells)) + sum(study.unimplemented.values())
         verdicts = [sum(cell.verdict == verdict for cell in ran) for verdict in VERDICTS[:-1]]
         official = sum(cell.group == "official" for cell in ran)
-        rows.append([study.name, numbers, len(list_numbers(ran)), len(cells), len(ran), official, *verdicts])
+        impossible = sum(cell.is_impossible for cell in cells)
+        counts = [numbers, len(list_numbers(ran)), len(cells), len(ran), impossible, official]
+        rows.append([study.name, *counts, *verdicts])
         if command := suggest_command(study, results.keys(), cells):
             commands.append(command)
     totals = ["all", *(sum(row[place] for row in rows) for place in range(1, len(COLUMNS)))]

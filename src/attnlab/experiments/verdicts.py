@@ -63,6 +63,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ONE_MODEL = "one model"  # every seed reads the same pretrained model
 STAND_INS = ("other data", "other vocabulary", "other model", "smaller scale")
 TAGS = (*STAND_INS, ONE_MODEL, "erratum")  # erratum: the published form has a mistake, which the note names
+IMPOSSIBLE = "not possible here: "  # starts the reason of a cell that no run of ours can fill
 SHARE = 0.05  # of a published number: its margin
 CLAIM = ("published", "published_interval", "margin", "number", "sign", "tags")  # fields of what the paper says
 
@@ -158,6 +159,11 @@ class Cell:
             return None
         family = self.family or (p,)
         return correct_by_holm(dict(enumerate(family)))[family.index(p)]
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether no run of ours can fill it: the paper's data are not at hand, or it is no run of the paper."""
+        return self.not_run.startswith(IMPOSSIBLE)
 
     @property
     def has_claim(self) -> bool:

@@ -37,7 +37,9 @@ CELL_COLUMNS = (
 
 def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, Any]) -> Path:
     """Write all files; return the path of the page."""
-    whole = _replace_nan({"format": FORMAT, "about": about, **results.as_json()})
+    claims = tabulate_claims(results)
+    stored = [dict(zip(claims.columns, row, strict=True)) for row in claims.rows]
+    whole = _replace_nan({"format": FORMAT, "about": about, **results.as_json(), "claims": stored})
     write_text(out / "results.json", json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     table = tabulate(results)
     write_csv(out / "table.csv", [table.columns, *table.rows])
@@ -48,7 +50,7 @@ def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, 
     folded: list[tuple[str, list[Part]]] = []
     for heading, table in (
         ("Winners against softmax of their size, and with more heads", tabulate_controls(results)),
-        ("What the papers claim", tabulate_claims(results)),
+        ("What the papers claim", claims),
     ):
         if table.rows:
             visible.append((heading, [table]))

@@ -41,7 +41,7 @@ DEEP = (  # 15 layers, with weights kept during training for the gradients
 LANGUAGE = (  # 8 layers
     StudyCorpus(
         "wikitext-103", "WikiText-103, 8 layers", "language", {"full": {"model": "wikitext103", "layers": "8"}},
-        asked="286,000 updates of 65,536 tokens a run",
+        asked="286,000 updates of 65,536 tokens a run", lacking="the text of WikiText-103 is",
     ),
     StudyCorpus(
         "wikitext-2", "WikiText-2, 8 layers", "language",
@@ -61,7 +61,7 @@ LANGUAGE = (  # 8 layers
 TRANSLATION = (  # English to German
     StudyCorpus(
         "iwslt14", "IWSLT14 en→de", "translation", {"full": {"model": "iwslt14", "pair": "en-de"}},
-        asked="25,000 updates of 16,384 tokens a run",
+        asked="25,000 updates of 16,384 tokens a run", lacking="the training pairs of IWSLT14 are",
     ),
     StudyCorpus(
         "europarl", "Europarl en→de", "translation", {"full": {**recipes.EUROPARL, "pair": "en-de"}}, tags=OTHER

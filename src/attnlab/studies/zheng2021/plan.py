@@ -14,7 +14,7 @@ WORDS = {**recipes.PENN_TREEBANK, **recipes.FREQUENT}
 LANGUAGE = (
     StudyCorpus(
         "wikitext-103", "WikiText-103", "language", {"full": {"model": "wikitext103"}},
-        asked="286,000 updates of 65,536 tokens a run",
+        asked="286,000 updates of 65,536 tokens a run", lacking="the text of WikiText-103 is",
     ),
     StudyCorpus(
         "wikitext-2", "WikiText-2", "language", {"full": {**WORDS, "data": "wikitext-2", "steps": "6000"}}, tags=OTHER
@@ -47,11 +47,11 @@ DEEP = (  # the paper's depth, at a rate for small models and at the paper's
 TRANSLATION = (
     StudyCorpus(
         "iwslt14", "IWSLT14 de→en", "translation", {"full": {"model": "iwslt14"}},
-        asked="25,000 updates of 16,384 tokens a run",
+        asked="25,000 updates of 16,384 tokens a run", lacking="the training pairs of IWSLT14 are",
     ),
     StudyCorpus(
         "wmt14", "WMT14 en→de", "translation", {"full": {"model": "wmt14"}},
-        asked="275,000 updates of 32,768 tokens a run",
+        asked="275,000 updates of 32,768 tokens a run", lacking="the training pairs of WMT14 are",
     ),
     StudyCorpus("europarl", "Europarl de→en", "translation", {"full": recipes.EUROPARL}, tags=("other data",)),
     StudyCorpus(
