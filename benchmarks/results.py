@@ -448,9 +448,15 @@ def render_population(path: Path) -> str:
         note = (
             "Target tokens per second of all runs of the Multi30k translator together, and the memory of the process."
         )
-        table = [["way", "attention", "runs", "tokens/s", "ms an update", "GiB"], ["---"] * 2 + ["---:"] * 4]
+        note += (
+            " Beyond: this memory over that of parameters, gradients, optimiser and what a pass keeps for its "
+            "gradient, minus 1."
+        )
+        head = ["way", "attention", "runs", "tokens/s", "ms an update", "GiB", "beyond"]
+        table = [head, ["---"] * 2 + ["---:"] * 5]
         for r in rows:
             more = [f"{r[key]:.3g}" if key in r else "–" for key in ("ms_per_update", "reserved_gib")]
+            more += [f"{r['beyond_share']:.0%}" if "beyond_share" in r else "–"]
             table.append([r["way"], r["attention"], str(r["runs"]), f"{r['tokens_per_s']:,.0f}", *more])
     else:
         note = "Seed-steps per second of the copy task: a population, and one seed after the other (`nn.LSTM`)."

@@ -80,8 +80,51 @@ def measure_together(attention, members, device, folder, *, tiny=False, updates=
     row |= {"ms_per_update": 1e3 * seconds / updates}
     if device.type == "cuda":
         row |= {"start_s": start, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30}
+    row |= {"state_gib": count_state(training) / 2**30, "activations_gib": count_activations(training) / 2**30}
+    if device.type == "cuda":
+        row["beyond_share"] = row["reserved_gib"] / (row["state_gib"] + row["activations_gib"]) - 1
     del training, models
     return row
+
+
+def list_state(training):
+    """Return the tensors of parameters, gradients and the optimiser of a population."""
+    flat, optimiser = training.stepper.flat, training.stepper.optimizer
+    moments = getattr(optimiser, "moments", None)
+    if moments is None:
+        rows = range(len(training.runs))
+        moments = [x for row in rows for x in optimiser.read_state(row).values()]
+    return [flat.master, flat.work, flat.fresh, flat.grad, *moments]
+
+
+def count_state(training):
+    """Return the bytes of parameters, gradients and the optimiser."""
+    return sum({x.data_ptr(): x.nbytes for x in list_state(training)}.values())
+
+
+def count_activations(training, updates=20):
+    """Return the most bytes that a pass keeps for its gradient, over the batches of some updates."""
+    training.model.train()
+    return max(
+        count_saved(training, *training._join(batches)) for _ in range(updates) for batches in training._make_passes()
+    )
+
+
+def count_saved(training, inputs, goals):
+    """Return the bytes that the loss of one pass keeps for its gradient, without parameters."""
+    parameters = {x.untyped_storage().data_ptr() for x in (*list_state(training), *training.model.parameters())}
+    saved = {}
+
+    def note(x):
+        storage = x.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    inputs, goals = [x.to(training.device) for x in inputs], goals.to(training.device)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        losses = training.stepper.objective(inputs, goals)
+    assert losses.requires_grad
+    return sum(size for place, size in saved.items() if place not in parameters)
 
 
 def measure_processes(attention, count, folder, *, mps, updates=900):
