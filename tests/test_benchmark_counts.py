@@ -1,5 +1,6 @@
 """Benchmarks count the least work of each mechanism, and refuse a machine that cannot run them."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,11 @@ def test_a_window_and_a_linear_form_take_time_in_proportion_to_the_length():
 
 
 @pytest.mark.parametrize("part", ["start", "command"])
-def test_parts_that_measure_a_gpu_refuse_a_cpu(part):
+def test_parts_that_measure_a_gpu_refuse_a_cpu(part, monkeypatch, capsys):
     import population
 
-    with pytest.raises(SystemExit, match=f"--part {part} needs a GPU"):
-        population.PARTS[part](torch.device("cpu"), None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["population.py", "--part", part])
+    with pytest.raises(SystemExit):
+        population.main()
+    assert f"--part {part} needs a GPU" in capsys.readouterr().err
