@@ -1,5 +1,6 @@
 """Word alignment of sentence pairs with attnlab runs, Hugging Face translators or encoders, or IBM Model 1."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from attnlab.aligning.map_aligner import MapAligner, Scored
 from attnlab.aligning.request import AlignmentRequest, Pairs, SelectionGold, is_word_model
 from attnlab.aligning.statistical import align_statistically, is_statistical
 from attnlab.analysis.alignment import CorpusAlignment
-from attnlab.analysis.symmetrise import Links
+from attnlab.analysis.symmetrise import Link, Links
 from attnlab.training.run_list import ROOT, find_folder
 
 __all__ = ["AlignmentRequest", "MapAligner", "Reading", "SelectionGold", "align"]
@@ -30,6 +31,9 @@ class PairLinks:
 
     def scores(self) -> Scored:
         return self.scored
+
+    def iterate_scores(self) -> Iterator[dict[Link, float]]:
+        return iter(self.scored)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ MOST_CELLS = 4_000_000  # source tokens times target tokens of a pair
 
 def choose_batch_tokens(device: torch.device) -> int:
     """Return the number of tokens in a batch, padding included: what a GPU needs to be busy, or a CPU cache holds."""
-    return 32_768 if device.type == "cuda" else 1024
+    return 32_768 if device.type == "cuda" else 512
 
 
 def _list_layers(wanted: AbstractSet[MapKey], layers: int) -> list[int]:

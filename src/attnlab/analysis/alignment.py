@@ -16,7 +16,7 @@ stand for either:
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
@@ -132,15 +132,16 @@ class CorpusAlignment:
         self.choice[here], self.value[here] = (x[: here.stop - here.start] for x in (choice, value))
 
     def links(self) -> list[Links]:
-        return [frozenset(scored) for scored in self.scores()]
+        return [*map(frozenset, self.iterate_scores())]
 
     def scores(self) -> list[dict[Link, float]]:
-        """Return the links of each pair with their values, in the order of target words."""
-        scores = []
+        return list(self.iterate_scores())
+
+    def iterate_scores(self) -> Iterator[dict[Link, float]]:
+        """Yield the links of each pair with their values, in the order of target words."""
         for start, stop in pairwise(self.starts):
             linked = [n for n in range(start, stop) if self.choice[n] != NOWHERE]
-            scores.append({(int(self.choice[n]), int(n - start)): float(self.value[n]) for n in linked})
-        return scores
+            yield {(int(self.choice[n]), int(n - start)): float(self.value[n]) for n in linked}
 
 
 def word_maps(maps: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

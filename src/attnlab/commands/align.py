@@ -6,7 +6,7 @@ OUT.partial.json says what was chosen; the same command continues after the last
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from attnlab.aligning.exporting import check_converted
 from attnlab.aligning.map_aligner import reverse_gold
 from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
-from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.analysis.symmetrise import SYMMETRISATIONS, Link, Links
 from attnlab.commands.align_products import EXPORTS, check_tags, join_lines, write_heads, write_products
 from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
@@ -124,20 +124,34 @@ def _align_at_once(
     request = _read_request(pairs, options)
     with Bar(1) as progress:
         result = align(model, pairs, request.for_model(model, options.reverse or model), tick=progress.tick)
-        notes, links = list(result.notes), result.aligned.links()
+        notes, found = list(result.notes), result.aligned.iterate_scores()
         if options.reverse:
             reversed_request = _reverse_request(request).for_model(options.reverse, model)
             back = align(options.reverse, (pairs[1], pairs[0]), reversed_request, tick=progress.tick)
-            join = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"]
-            links = [*map(join, links, map(_reverse_links, back.aligned.links()))]
+            found = _join_links(found, back.aligned.iterate_scores(), options.symmetrise or "grow-diag-final-and")
             notes += [f"reverse: {note}" for note in back.notes]
-    written = result.aligned.scores() if options.scores else links
-    text = "".join(f"{format_links(pair, scores=options.scores)}\n" for pair in written)
+    keeps, links = bool(options.gold) or options.needs_products(), []
+
+    def write_lines() -> Iterator[str]:
+        for pair in found:
+            if keeps:
+                links.append(frozenset(pair))
+            yield f"{format_links(pair, scores=options.scores)}\n"
+
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.writelines(write_lines())
     else:
-        write_text(out, text)
+        write_text(out, "".join(write_lines()))
     return links, notes
+
+
+def _join_links(
+    ahead: Iterable[dict[Link, float]], back: Iterable[dict[Link, float]], how: str
+) -> Iterator[dict[Link, float]]:
+    """Yield the joined links of each pair; their values are 1."""
+    for one, other in zip(ahead, back, strict=True):
+        joined = SYMMETRISATIONS[how](frozenset(one), frozenset((source, target) for target, source in other))
+        yield dict.fromkeys(joined, 1.0)
 
 
 def _align_in_chunks(
@@ -224,7 +238,8 @@ def _split_words(lines: Sequence[list[str]], options: AlignOptions) -> Pairs:
     if options.tokenize == "moses":
         languages = (options.pair or "").split("-")
         lines = [[*map(load_moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
-    return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
+    source, target = ([[*map(sys.intern, line.split())] for line in side] for side in lines)  # each word once in memory
+    return source, target
 
 
 def _read_request_of_file(source: Path, target: Path, options: AlignOptions) -> AlignmentRequest:
@@ -283,10 +298,6 @@ def _reverse_request(request: AlignmentRequest) -> AlignmentRequest:
         "languages": languages,
     }
     return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]), **prefixes)
-
-
-def _reverse_links(links: Links) -> Links:
-    return frozenset((source, target) for target, source in links)
 
 
 def _parse_link(text: str) -> tuple[int, int]:
