@@ -149,7 +149,7 @@ def _tabulate_facts(name: str) -> str:
         "kind": kinds_of, "parameters that a layer adds (8 heads of 64)": parameters, "laws": laws,
         "in an adapted Llama": adapted, "kept of each token when decoding": cached, "computed by": computed,
     }  # fmt: skip
-    return "| what | of this mechanism |\n|---|---|\n" + "\n".join(f"| {key} | {x} |" for key, x in facts.items())
+    return "| property | value |\n|---|---|\n" + "\n".join(f"| {key} | {x} |" for key, x in facts.items())
 
 
 def render_table() -> str:
@@ -157,15 +157,15 @@ def render_table() -> str:
     rows = "\n".join(f"| {' | '.join(describe_mechanism(name))} |" for name in MECHANISMS)
     return f"""# The table of mechanisms
 
-{len(MECHANISMS)} mechanisms. Nothing in this table is written by hand: it is made with the site, from the code.
+The site build makes this table of {len(MECHANISMS)} mechanisms from the code.
 
-    equation       of its docstring, with S = q kᵀ/√d; its page says more
-    parameters     that one layer adds to softmax attention, with 8 heads of 64 and an input of 512
+    equation       from the docstring, with S = q kᵀ/√d; the mechanism's page says more
+    parameters     of one layer beyond softmax attention, with 8 heads of 64 and an input of 512
     kind           see below
-    laws           how many of the {len(LAWS)} hold; the others do not apply, such as that of the carry without a carry
-    Hugging Face   whether attnlab.adapt puts it into a Llama, and if not, why
-    cache          what cached decoding keeps of each token; both the growing and the static cache equal the full pass
-    computed by    own Triton kernels on a GPU; PyTorch without storing weights; or the definition, weights · values
+    laws           number of the {len(LAWS)} laws that hold; the others do not apply
+    Hugging Face   whether attnlab.adapt puts it into a Llama; if not, the reason
+    cache          what cached decoding keeps of each token
+    computed by    our Triton kernels on a GPU; PyTorch without storing weights; or the definition
 
 | name | equation | parameters | kind | laws | Hugging Face | cache | computed by |
 |---|---|---|---|---|---|---|---|
@@ -175,7 +175,7 @@ def render_table() -> str:
 
 {inspect.getdoc(kinds)}
 
-`attnlab check NAME` prints the kind of one. How to write one: [your own mechanism](../own-mechanism.md).
+`attnlab check NAME` prints the kind of a mechanism. How to write one: [your own mechanism](../own-mechanism.md).
 """
 
 
@@ -248,7 +248,7 @@ def render_task(name: str) -> str:
 
 ![A batch of {name}: the tokens that the model reads, the targets, and padding in grey]({name}.png)
 
-A batch as a model receives it: the tokens it reads in blue, the targets that are scored in orange, padding in grey.
+A batch as a model receives it. Blue tokens are inputs, orange ones are the targets that are scored, and grey ones are padding.
 
 {_find_section("tasks.md", name)}
 
@@ -263,7 +263,7 @@ attnlab list {name}                           # the same table
 |---|---|---|---|
 {lines}
 
-What all tasks share, and where their data come from: [tasks and data](../tasks.md).
+[Tasks and data](../tasks.md) describes what all tasks share, and where their data come from.
 """
 
 
