@@ -248,7 +248,7 @@ def render_task(name: str) -> str:
 
 ![A batch of {name}: the tokens that the model reads, the targets, and padding in grey]({name}.png)
 
-A batch as a model receives it. Blue tokens are inputs, orange ones are the targets that are scored, and grey ones are padding.
+A batch as a model receives it: inputs in blue, scored targets in orange, padding in grey.
 
 {_find_section("tasks.md", name)}
 
