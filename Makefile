@@ -38,9 +38,10 @@ test-ecosystem: .venv/ready  # with PEFT, lm-eval and trackers, which make test 
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ecosystem]'
 	ATTNLAB_REQUIRE_ECOSYSTEM=1 $(BIN)/pytest -q -m ecosystem -W default
 
-wheel: .venv/ready  # into dist/; build/ could hold files that are no longer in the package
+wheel:  # into dist/, in seconds: what tests and the site need is not installed; build/ could hold old files
 	rm -rf build dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
 browser:  # Chromium, which the tests of the viewer drive

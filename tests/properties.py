@@ -1,4 +1,4 @@
-"""given, settings and st of hypothesis. Where it is not installed (a GPU machine), examples come from a fixed seed.
+"""given, settings and st of hypothesis. Where it is not installed, examples come from a fixed seed.
 
 Without it st has integers, sampled_from and booleans, enough for the kernels; files that need more are skipped.
 """
