@@ -57,6 +57,7 @@ docs: .venv/ready  # the site, into site/
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src benchmarks tools
 	$(BIN)/mypy
 
 .venv/ready: pyproject.toml constraints.txt requirements-model.txt

@@ -19,6 +19,9 @@ def test_a_notebook_is_saved_clean_and_its_links_lead_somewhere(path):
     book = json.loads(path.read_text(encoding="utf-8"))
     assert book["nbformat"] == 4
     assert "pip install -q attnlab" in "".join(book["cells"][1]["source"])  # on Colab, before the first import
+    assert f"colab.research.google.com/github/OWNER/attnlab/blob/main/docs/notebooks/{path.name})" in "".join(
+        book["cells"][0]["source"]
+    )
     for cell in book["cells"]:
         text = "".join(cell["source"])
         assert not cell.get("outputs"), f"{path.name} has outputs: clear them"
