@@ -117,8 +117,8 @@ def check_command(name: str, params) -> None:
     pairs = split_pairs(params.get(SETTINGS) or [])
     pairs = {key: re.sub(r"\./\w+\.py:\w+", "nap", text) for key, text in pairs.items() if key not in PLAN_KEYS}
     if name == "train":
-        pairs = {key: text for key, text in pairs.items() if text != "./gpt2"}  # a folder that is not here
-        resolve_recipe(params["task"], pairs)
+        if pairs.get("model") != "./gpt2":  # its config.json decides the keys
+            resolve_recipe(params["task"], pairs)
     elif name == "compare" and "tasks" not in pairs:
         plan_comparison(params["task"], {"attention": "softmax", **pairs})
     elif name == "describe":
