@@ -1,6 +1,7 @@
 """The order of rooms is total (DESIGN.md, Layout): a room imports only rooms below it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,12 @@ def test_only_one_file_imports_transformers():
 
 def test_every_room_has_a_place_in_the_order():
     assert {name_room(path) for path in FILES} == set(ROOMS)
+
+
+def test_the_page_on_design_names_every_folder():
+    page = (SOURCE.parent.parent / "docs" / "design.md").read_text(encoding="utf-8").split("## Where things are")[1]
+    named = set(re.findall(r"`(\w+)`", page))
+    assert named == {room for room in ROOMS if (SOURCE / room).is_dir()}
 
 
 def test_kernels_import_only_kernels():
