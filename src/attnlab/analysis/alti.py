@@ -87,11 +87,11 @@ def alti_logit(record: Record, words: Tensor) -> LogitShares:
     states = [widen(read_part(layer, "residual")) for layer in layers] + [top]
     unembedding = widen(record.readout["weight"])[words]  # (b,i,e)
 
-    def read(x: Tensor) -> Tensor:
+    def read_logit(x: Tensor) -> Tensor:
         """Compute U_w·N_f(x) of vectors x (b,i,k,e) -> (b,i,k)."""
         return (apply_norm(last, "closing", x) * unembedding[:, :, None]).sum(-1)
 
-    tokens = torch.diag_embed(read(states[0][:, :, None])[..., 0])
+    tokens = torch.diag_embed(read_logit(states[0][:, :, None])[..., 0])
     b, n, _ = tokens.shape
     below = torch.eye(n, dtype=tokens.dtype, device=tokens.device).expand(b, n, n)
     feed_forward, biases = torch.zeros_like(tokens[..., 0]), torch.zeros_like(tokens[..., 0])
@@ -99,9 +99,9 @@ def alti_logit(record: Record, words: Tensor) -> LogitShares:
         direct = torch.cat([_read_rows(last, unembedding, rows, c) for rows, c in read_vectors(layer)], dim=1)
         tokens = tokens + direct @ below
         below = alti_shares(layer)[0] @ below
-        feed_forward = feed_forward + read((following - state - widen(layer.outputs))[:, :, None])[..., 0]
+        feed_forward = feed_forward + read_logit((following - state - widen(layer.outputs))[:, :, None])[..., 0]
         if layer.output_bias is not None:
-            biases = biases + read(widen(layer.output_bias).expand_as(state)[:, :, None])[..., 0]
+            biases = biases + read_logit(widen(layer.output_bias).expand_as(state)[:, :, None])[..., 0]
     biases = biases + unembedding @ widen(read_part(last, "closing.bias"))
     logit = (widen(record.readout["hidden"]) * unembedding).sum(-1)
     if "bias" in record.readout:

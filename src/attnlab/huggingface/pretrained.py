@@ -42,7 +42,7 @@ from attnlab.huggingface.capture import record_pass
 from attnlab.huggingface.config_errors import explain_config_errors
 from attnlab.huggingface.neutral import choose_neutral_options, fill_neutral
 from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
-from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
+from attnlab.huggingface.record_checks import check_loaded, check_recordable, explain_failure
 from attnlab.huggingface.saving import list_versions, refuse_part, save
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
@@ -71,16 +71,9 @@ def record(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
-    """Record what a Hugging Face model in evaluation mode attends to. Its 15 parameters include those of loading.
+    """Record what a Hugging Face model in evaluation mode attends to; the options are those of attnlab.record.
 
-    model         a loaded model, or an id or a folder to load from, with allow_pickle … dtype
-    text          one text, several texts, or the model's inputs as a mapping of tensors
-    tokenizer     for texts, if the model is already loaded
-    target        for encoder-decoder models, the text that the decoder reads (teacher forcing)
-    lazy          run torch's fused attention and compute weights only when they are read
-    feed_forward  also record the feed-forward after each attention; its weights take memory
-    noise         seed for one sampled pass of a stochastic mechanism in an adapted model
-    max_length    truncate texts to this number of tokens
+    model   a loaded model, or an id or a folder to load from, with allow_pickle … dtype
     """
     if isinstance(model, str | Path):
         name = os.path.expanduser(model)
@@ -90,17 +83,17 @@ def record(
         if tokenizer is None and not isinstance(text, Mapping):
             tokenizer = open_tokenizer(name, **where)
     else:
-        _check_loaded({"device": device, "dtype": dtype, "revision": revision, "gguf_file": gguf_file})
+        check_loaded({"device": device, "dtype": dtype, "revision": revision, "gguf_file": gguf_file})
     outer = unwrap_model(model)
     inside: PreTrainedModel = unwrap_adapters(outer)
     _check_model(inside)
-    _check_recordable(inside)
+    check_recordable(inside)
     check_unchanged(inside)
     if lazy and dispatch.find_adaptation(inside) is not None:
         raise ValueError("lazy=True supports only a model's own attention; this model is adapted: record without lazy")
     batch = inputs.build_batch(inside, tokenizer, text, target, max_length)
     eager = torch.compiler.set_stance("force_eager")  # hooks never fire in compiled code
-    with torch.no_grad(), eager, _explain_failure(inside):
+    with torch.no_grad(), eager, explain_failure(inside):
         if lazy not in _proved.setdefault(inside, set()):
             sample = inputs.build_proof_batch(inside, batch, None if isinstance(text, Mapping) else tokenizer)
             proof.prove_model(inside, sample, lazy)
@@ -363,36 +356,6 @@ def open_tokenizer(
     if len(tokenizer) - len(set(tokenizer.all_special_tokens)) < 2:  # transformers builds an empty one if none exists
         raise ValueError(f"{name} has no tokenizer; pass one with tokenizer=")
     return tokenizer
-
-
-@contextmanager
-def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
-    """Replace what the code of a model raises on its inputs by an error of one sentence."""
-    try:
-        yield
-    except (ValueError, TypeError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # of many types
-        what = f"{type(model).__name__} cannot be recorded: it fails on this batch ({describe_error(error)})"
-        raise ValueError(what) from error
-
-
-def _check_loaded(given: Mapping[str, Any]) -> None:
-    """Raise ValueError if options of loading are given with a model that is already loaded."""
-    if names := [f"{name}=" for name, value in given.items() if value is not None]:
-        change = "move it with model.to(…)" if names[0] in ("device=", "dtype=") else "pass its id or folder"
-        raise ValueError(f"{' and '.join(names)} cannot be set: this model is already loaded; {change}")
-
-
-def _check_recordable(model: PreTrainedModel) -> None:
-    if any(module.training for module in model.modules()):
-        raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() before recording it")
-    by_name = str(model.config._attn_implementation)
-    if (name := by_name.removeprefix(PREFIX)) in PARAMETER_FREE and name != by_name:
-        how = f"call model.set_attn_implementation('sdpa'), then attnlab.adapt(model, {name!r})"
-        raise ValueError(f"this model runs attn_implementation={by_name!r}, which a record cannot show: {how}")
-    for part in dispatch.list_models(model):
-        support.check_class(type(part))
 
 
 def _check_model(model: Any) -> None:

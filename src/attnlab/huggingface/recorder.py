@@ -39,7 +39,6 @@ def record(
     feed_forward  also record the feed-forward after each attention; its weights take memory
 
     The other options are for Hugging Face models. The last seven are for loading a model by its id or folder.
-
     tokenizer     for texts, if the model is already loaded
     target        for encoder-decoder models, the text that the decoder reads (teacher forcing)
     lazy          run torch's fused attention and compute weights only when they are read
@@ -49,16 +48,14 @@ def record(
     trust_remote_code   run the code that the model's folder or id contains
     revision      branch, tag or commit of an id on the hub, as "step1000"
     gguf_file     name of a GGUF file in the folder or id, to load the model and its tokenizer from
-    device        where to load the model
-    dtype         number format to load the model in; None: as saved
+    device, dtype where to load the model, and in which number format; None: as saved
     """
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "target": target, "lazy": lazy, "max_length": max_length, "allow_pickle": allow_pickle,
         "allow_code": allow_code, "trust_remote_code": trust_remote_code, "revision": revision,
         "gguf_file": gguf_file, "device": device, "dtype": dtype,
     }  # fmt: skip
-    inner = model if isinstance(model, str | Path) else watch.unwrap_model(model)
-    if isinstance(inner, Model):
+    if isinstance(inner := model if isinstance(model, str | Path) else watch.unwrap_model(model), Model):
         if given := [name for name, value in options.items() if value is not None and value is not False]:
             raise TypeError(f"{', '.join(given)}: only for Hugging Face models, got {type(inner).__name__}")
         return watch.record(inner, batch, noise=noise, feed_forward=feed_forward)

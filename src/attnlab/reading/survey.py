@@ -106,10 +106,7 @@ def survey(
         known = {side: parse_counts(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
     contents = count_tokens(reader, corpus, progress)
     frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
-    analyses = {name_analysis(name): find_analysis(name)() for name in expand_analyses(config.analyses)}
-    optional = set(ANALYSES) if EVERY in config.analyses else set()
-    basic = Statistics(categories, frequency, layers=config.layers, heads=config.heads)
-    statistics = SurveySums(basic, analyses, optional - set(config.analyses))
+    statistics = _build_sums(config, Statistics(categories, frequency, layers=config.layers, heads=config.heads))
     about = {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
     file, description = folder / "survey.json", _describe_survey(reader, config, about)
@@ -135,6 +132,13 @@ def survey(
             saved = time.monotonic()
     save(END)
     return _join_processes(statistics, world), contents
+
+
+def _build_sums(config: SurveyConfig, statistics: Statistics) -> "SurveySums":
+    """Add the analyses of a survey to its statistics. Those that only `all` names are optional."""
+    analyses = {name_analysis(name): find_analysis(name)() for name in expand_analyses(config.analyses)}
+    optional = set(ANALYSES) if EVERY in config.analyses else set()
+    return SurveySums(statistics, analyses, optional - set(config.analyses))
 
 
 def _describe_survey(reader: TextReader, config: SurveyConfig, about: dict[str, Any]) -> str:

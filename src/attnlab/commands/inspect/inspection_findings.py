@@ -147,7 +147,7 @@ def _describe_heads(heads: pd.DataFrame, name: str) -> str:
     if len(heads) < 2:
         return ""
     focused, diffuse = heads.loc[entropy.idxmin()], heads.loc[entropy.idxmax()]
-    keys = [f"{math.exp(row['entropy_nats']):.1f}" for row in (focused, diffuse)]
+    keys = [f"{math.exp(row['entropy_nats']):,.1f}" for row in (focused, diffuse)]
     return (
         f"The most focused head of the {name} is layer {focused['layer']}, head {focused['head']}: its weights spread "
         f"over {keys[0]} tokens on average. The least focused is layer {diffuse['layer']}, head {diffuse['head']}, "

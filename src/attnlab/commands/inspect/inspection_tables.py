@@ -69,7 +69,7 @@ def name_kind(kind: str, kinds: list[str]) -> str:
 
 
 def render_analysis(name: str, table: pd.DataFrame) -> list[Part]:
-    """Return the first rows of a table of an analysis, and how many there are if these are not all."""
+    """Return the first rows of the table of an analysis, and a sentence if the table has more."""
     shown = table.head(MOST_ROWS)
     rows = [[format_real(x) if isinstance(x, float) else str(x) for x in row] for row in shown.itertuples(index=False)]
     parts: list[Part] = [Table([str(column) for column in shown.columns], rows)]
