@@ -17,6 +17,7 @@ from attnlab.mechanisms import MECHANISMS
 from attnlab.studies.convert import STUDY, convertibility, plan, tiny_llama
 from attnlab.studies.convert.convertibility import BACK, END, RATIO, SHARE, START, convert
 from attnlab.studies.convert.excerpts import cut_text, write_excerpts
+from attnlab.studies.convert.figures import draw_recoveries
 from attnlab.studies.convert.recovery import Recovery
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.training.scoring import score_batches
@@ -147,6 +148,12 @@ def test_cells_remarks_and_figures_say_what_converts(tmp_path):
     table = tabulate_wide(list(findings.cells))
     assert [row[0] for row in table.rows] == ["WikiText-2: softmax", "WikiText-2: coda", "WikiText-2: nap"]
     assert len(table.columns) == 7
+
+
+def test_a_place_without_a_mechanism_is_empty():
+    one = recover((3.0, 2.0, 2.0, 2.0), (2.0, 2.0, 2.0, 2.0))
+    axes = draw_recoveries({str(number): [one] for number in range(8)}).axes
+    assert [axis.axison for axis in axes] == [True] * 8 + [False] * 4
 
 
 def test_a_model_is_converted_and_a_mechanism_that_does_not_fit_is_a_row(tmp_path, tiny, model, text):

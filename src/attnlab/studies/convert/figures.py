@@ -16,7 +16,7 @@ def draw_recoveries(curves: Curves) -> Figure:
     across = min(ACROSS, len(curves))
     lines = -(-len(curves) // across)
     figure = Figure(figsize=(1.75 * across + 0.5, 1.45 * lines + 0.4), layout="constrained")
-    axes = figure.subplots(lines, across, squeeze=False, sharex=True).flat
+    axes = list(figure.subplots(lines, across, squeeze=False, sharex=True).flat)
     for axis, (name, seeds) in zip(axes, curves.items(), strict=False):
         for one in seeds:
             axis.plot(one.tokens, one.original, color="0.6", linewidth=1)
@@ -24,7 +24,7 @@ def draw_recoveries(curves: Curves) -> Figure:
         axis.set_title(escape_dollars(name), fontsize=8)
         axis.tick_params(labelsize=6)
         axis.grid(alpha=0.3)
-    for axis in list(axes)[len(curves) :]:
+    for axis in axes[len(curves) :]:
         axis.axis("off")
     figure.supxlabel("tokens of training", fontsize=8)
     figure.supylabel("log-perplexity (nats per token)", fontsize=8)
