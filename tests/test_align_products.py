@@ -162,6 +162,16 @@ def test_both_directions_give_links_a_page_terms_and_heads(marian, tmp_path):
     assert not list(tmp_path.glob("links.partial*"))
 
 
+def test_a_text_of_few_words_is_read_in_the_layers_of_the_highest_norm(marian, tmp_path):
+    for name in "st":
+        (tmp_path / name).write_text((marian / name).read_text().splitlines()[0] + "\n")
+    text = [tmp_path / "s", tmp_path / "t", "--reverse", marian / "model"]
+    by_default, by_norm = (cli(marian / "model", *text, *more) for more in ([], ["--by", "norm"]))
+    assert "too few to compare layers by agreement" in by_default.stderr
+    assert "chosen without gold links" not in by_default.stderr
+    assert by_default.stdout == by_norm.stdout != ""
+
+
 def test_an_interrupted_file_is_resumed(marian, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "CHUNK", 6)
     words = [marian / "model", marian / "s", marian / "t", "--reverse", marian / "model", "--out", tmp_path / "links"]

@@ -25,6 +25,7 @@ from attnlab.training.run_list import find_folder, refuse_missing_run, suggest_r
 from attnlab.training.runs import Run, choose_device, open_run
 
 SAMPLE = 200  # pairs on which a map is chosen
+FEWEST = 60  # words of both sides; on fewer, many layers agree by chance
 Scored = list[dict[Link, float]]
 
 
@@ -172,6 +173,9 @@ class MapAligner:
             raise ValueError("best-on needs gold links: write best-on:FILE, or pass --gold FILE")
         text = selection.pairs or pairs if selection else _pick_pairs(pairs, SAMPLE)
         self._note_tokenization()
+        if reading.by == "auto" and two and (words := count_words(*text)) < FEWEST:
+            reading = replace(reading, by="norm", layer="highest-norm")
+            self.notes.append(f"{words} words are too few to compare layers by agreement: those of the highest norm")
         found: list[FoundLinks] = []
         for k, direction in enumerate(self.directions):
             reader = direction.open_pairs(*(text if k == 0 else text[::-1]))
