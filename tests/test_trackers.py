@@ -40,3 +40,15 @@ def test_mlflow_has_every_measurement(tmp_path, monkeypatch):
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert [each.step for each in client.get_metric_history(run.info.run_id, "valid_loss")] == [2, 4]
     assert run.data.params["training.steps"] == "4"
+
+
+@need("wandb")
+def test_wandb_has_every_measurement_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    train(tmp_path / "run", "wandb")
+    import wandb
+
+    wandb.finish()
+    (file,) = tmp_path.rglob("offline-run-*/*.wandb")
+    assert file.read_bytes().count(b"valid_loss") >= 2

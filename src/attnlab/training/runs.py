@@ -116,7 +116,7 @@ def _make_model(recipe: Recipe, config: Config | TunedConfig, task: Task, allow_
 
 def _report_and_track(report: Callable[[dict[str, Any]], None], accelerator: Any, values: dict[str, Any]) -> None:
     report(values)
-    accelerator.log(values, step=values["step"])
+    accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
 
 def _note_full_speed(note: Callable[[str], None], began: float, updates: int) -> None:
