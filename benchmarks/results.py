@@ -503,7 +503,7 @@ def render_study(name: str) -> str:
             rows.append([*about_row, cell.outcome, ", ".join(cell.tags)])
         parts += [f"### {item.title}", f"{command}. {on}."]
         parts += [quote_tokens(reword(" ".join(item.remarks)))] if item.remarks else []
-        parts += [fold_table(rows, count_verdicts(cells))] if cells else []
+        parts += [fold_table(rows, count_verdicts(cells), short=0)] if cells else []
         missing = len(item.cells) - len(cells)
         parts += [f"{missing} more cells are not run."] if missing else []
     return "\n\n".join(parts)
@@ -611,10 +611,10 @@ def format_table(table: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(map(quote_tokens, row)) + " |" for row in table)
 
 
-def fold_table(table: list[list[str]], found: str = "") -> str:
-    """Return a table that a click unfolds, under its number of rows and what was found; a short table stays open."""
+def fold_table(table: list[list[str]], found: str = "", *, short: int = SHORT) -> str:
+    """Return a table that a click unfolds, below its number of rows and a summary; a short table stays open."""
     content, count = format_table(table), len(table) - 2
-    if count <= SHORT:
+    if count <= short:
         return content
     summary = f"{count} rows: {found}" if found else f"{count} rows"
     return fold_text(summary, content)
