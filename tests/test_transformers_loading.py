@@ -16,7 +16,7 @@ import transformers
 from adapted_models import attention_modules, output, shake
 
 import attnlab
-from attnlab.huggingface import pretrained
+from attnlab.huggingface import model_card, pretrained
 from attnlab.mechanisms import DaGPAM
 
 
@@ -223,6 +223,17 @@ def test_push_to_hub_writes_a_card_with_the_attention_and_its_figures(tmp_path, 
     assert "| language wikitext-2 | valid_loss | 2.5 | 2 to 3 | 2 |" in card
     assert "| language wikitext-2 | bleu | 15 | 10 to 20 | 2 |" in card
     assert "9" not in card.split("## Measured")[1]
+
+
+@pytest.mark.parametrize("parent", ["/home/somebody/models/tiny", "./models/tiny", str(Path(__file__).parent)])
+def test_a_card_names_no_folder_of_the_machine(parent, tmp_path):
+    model = adapted("llama", "dagpam")
+    model.attnlab_adaptation = replace(model.attnlab_adaptation, parent=parent)
+    model_card.write_card(model, tmp_path, "me/mine")
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"a local model, {Path(parent).name} |" in card
+    assert parent not in card
+    assert "base_model" not in card
 
 
 def test_what_a_card_cannot_show_is_refused(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 from attnlab.files import write_text
 from attnlab.files.user_files import parse_json
 from attnlab.huggingface.adaptation import Adaptation
+from attnlab.tasks.hub import is_path
 
 CARD = "README.md"
 CODE = "This mechanism is a class in a file of its author's. Get the file, read it, and pass allow_code=True."
@@ -53,9 +54,10 @@ def write_card(
 
 def build_card(model: Any, about: Adaptation, repo_id: str, ledger: str | Path | None, tags: list[str]) -> str:
     """Return the model card, in Markdown with the metadata that the hub reads."""
-    parent = about.parent
-    head = ["---", "library_name: transformers"]
-    if parent and not Path(parent).exists():  # a folder of this machine says nothing to others
+    parent, head = about.parent, ["---", "library_name: transformers"]
+    if parent and (Path(parent).exists() or is_path(parent)):
+        parent = f"a local model, {Path(parent).name}"  # its path says nothing to others, and may name a person
+    elif parent:
         head += [f"base_model: {json.dumps(parent)}"]
     head += ["tags:", *(f"- {json.dumps(tag)}" for tag in dict.fromkeys(["attnlab", *tags])), "---"]
     new = sum(x.numel() for name, x in model.named_parameters() if ".attnlab" in f".{name}")
