@@ -15,6 +15,7 @@ from attnlab.experiments.significance import Contrast
 from attnlab.mechanisms.paper_claims import CLAIMS, PaperClaim
 from attnlab.report.page import Table
 
+SHARES = ("tokens_per_second", "memory")
 COLUMNS = ["attention", "the paper claims", "found here", "speed beside softmax", "memory beside softmax"]
 
 
@@ -46,10 +47,8 @@ def judge_claim(claim: PaperClaim, contrast: Contrast | None, better: int) -> st
     return "same direction" if is_better == claim.is_better else "opposite"
 
 
-SHARES = ("tokens_per_second", "memory")
-
-
 def _divide(row: RowResult, first: RowResult, key: str) -> str:
     """Return a cost of a row divided by that of softmax."""
-    known = row.speed and first.speed and first.speed[key] > 0
-    return f"{row.speed[key] / first.speed[key]:.2f} ×" if known and row.speed and first.speed else "–"
+    if not (row.speed and first.speed and first.speed[key] > 0):
+        return "–"
+    return f"{row.speed[key] / first.speed[key]:.2f} ×"

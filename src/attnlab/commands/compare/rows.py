@@ -70,11 +70,18 @@ class ComparisonResults:
         return is_pairing_better(len(self.plan.seeds))
 
     def contrast_rows(self, measure: SeedMeasure) -> dict[str, Contrast]:
-        """Return each row minus the first, by label, for rows that share a seed with it."""
+        """Return each row minus the first, by label, for rows that share a seed with it.
+
+        The user's rows are one family of Holm's correction and the controls another, so that controls which are added
+        for winners do not change who won.
+        """
         first, *others = (measure.list_values(row.measured) for row in self.rows)
         pairs, paired = zip((row.label for row in self.rows[1:]), others, strict=True), self.is_paired
         known = {label: x for label, row in pairs if (x := contrast_seeds(row, first, paired=paired))}
-        corrected = correct_by_holm({label: contrast.p for label, contrast in known.items()})
+        corrected: dict[str, float | None] = {}
+        for is_control in (False, True):
+            family = {row.label for row in self.rows if row.row.is_control == is_control}
+            corrected |= correct_by_holm({label: x.p for label, x in known.items() if label in family})
         return {label: replace(contrast, holm=corrected[label]) for label, contrast in known.items()}
 
     def list_winners(self) -> list[str]:
