@@ -1,6 +1,7 @@
 """Interventions against weights changed by hand: a head without its rows of W_O, a steered layer with another bias."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import tiny_models
@@ -10,7 +11,14 @@ from small_models import CLASSIFIER, LM, TRANSLATOR, made
 import attnlab
 from attnlab.huggingface.effects import measure_effect, rank_heads
 from attnlab.huggingface.intervening import find_sites
-from attnlab.recording.interventions import KnockOutEdge, KnockOutHead, KnockOutValue, PatchHead, Steer
+from attnlab.recording.interventions import (
+    Intervention,
+    KnockOutEdge,
+    KnockOutHead,
+    KnockOutValue,
+    PatchHead,
+    Steer,
+)
 
 SOURCE = torch.tensor([[3, 5, 7, 11, 13], [4, 6, 8, 0, 0]])
 TARGET = torch.tensor([[2, 9, 4, 17], [1, 3, 0, 0]])
@@ -200,6 +208,27 @@ def test_an_intervention_takes_the_numbers_of_a_table():
     assert not isinstance(row["head"], int)  # numpy's
     effect = measure_effect(model, batch, KnockOutHead(layer=row["layer"], head=row["head"]))
     assert effect.loss_change == pytest.approx(row["loss_change_nats"])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DoubleOutput(Intervention):
+    """An intervention of a user."""
+
+    def change_outputs(self, outputs, site):
+        return 2 * outputs
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lm"])
+@torch.no_grad()
+def test_an_own_intervention_changes_outputs(name):
+    """Oracle: the output projection with twice its weight and bias."""
+    model, run, batch, kind = make(name)
+    projection, _ = find_projection(model, attnlab.record(model, batch).kind(kind)[0])
+    with attnlab.intervene(model, DoubleOutput(kind=kind, layer=0)):
+        found = run(model)
+    for x in projection.parameters():
+        x.mul_(2)
+    torch.testing.assert_close(found, run(model))
 
 
 @pytest.mark.parametrize("name", ["minimax", "qwen3_next", "diffllama"])

@@ -27,7 +27,6 @@ from attnlab.recording.interventions import (
     Intervention,
     PatchHead,
     Site,
-    Steer,
     change_mechanism,
     change_model,
     list_sites,
@@ -107,7 +106,7 @@ class ChangedPass:
             for whole in {self.model, self.model.base_model}:
                 stack.callback(whole.register_forward_pre_hook(self._begin).remove)
                 stack.callback(whole.register_forward_hook(self._check_projected).remove)
-            if any(isinstance(each, Steer | PatchHead) for each in self.chosen):
+            if any(isinstance(each, PatchHead) or each.changes_outputs for each in self.chosen):
                 for projection in list_projections(self.model):
                     stack.callback(projection.register_forward_hook(self._change_outputs).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
@@ -130,7 +129,8 @@ class ChangedPass:
         site = replace(site, heads=mixed.shape[2])
         if site not in self.sites:
             self.sites.append(site)
-        if any(isinstance(each, Steer) or (mechanism and isinstance(each, PatchHead)) for each in chosen):
+        is_patched = mechanism is not None and any(isinstance(each, PatchHead) for each in chosen)
+        if is_patched or any(each.changes_outputs for each in chosen):
             self._awaited = site, mixed.flatten(2)
         return mixed, None
 

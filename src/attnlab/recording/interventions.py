@@ -84,6 +84,11 @@ class Intervention:
         """Change the output of the layer, (b,i,e)."""
         return outputs
 
+    @property
+    def changes_outputs(self) -> bool:
+        """Whether it changes outputs, also if its class is the user's."""
+        return type(self).change_outputs is not Intervention.change_outputs
+
     def mark_heads(self, like: Tensor) -> Tensor:
         """Return a bool mask (h,1,1) of the heads that change, of weights or contexts (b,h,·,·)."""
         heads = torch.arange(like.shape[1], device=like.device)
