@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import tiny_models
 import torch
 from in_process import run_attnlab
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import attnlab
@@ -302,6 +303,19 @@ def test_a_run_with_lora_stores_only_what_it_trains_and_saves_the_whole_model(tm
     merged = attnlab.load(out / "hugging_face")
     own = merged(input_ids=torch.where(tokens < 4, 1, tokens - 4)).logits
     torch.testing.assert_close(opened.model.hidden(tokens), own, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_with_lora_is_not_opened_on_other_weights(tmp_path, folder, text):
+    values = {"model": str(folder), "data": str(text), "lora": "4", "steps": "2", "block": "13", "context": "5"}
+    start = partial(start_run, resolve_recipe("language", values | {"batch_tokens": "130"}), out=tmp_path / "run",
+                    device="cpu", report=ignore, note=ignore, export=False)  # fmt: skip
+    start()
+    open_run(tmp_path / "run", device="cpu")
+    file = folder / "model.safetensors"
+    save_file({name: x + 1 for name, x in load_file(file).items()}, file, {"format": "pt"})
+    for act in (start, partial(open_run, tmp_path / "run", device="cpu")):
+        with pytest.raises(ValueError, match=r"gpt2: the weights have changed since .*run began"):
+            act()
 
 
 def test_a_stopped_run_with_lora_ends_as_one_that_was_not(tmp_path, folder, text):

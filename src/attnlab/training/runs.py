@@ -33,7 +33,7 @@ from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
-from attnlab.training.run_hashes import check_unchanged, check_vocabulary, write_hashes
+from attnlab.training.run_hashes import check_fixed_weights, check_unchanged, check_vocabulary, write_hashes
 from attnlab.training.run_list import ROOT, find_run
 
 
@@ -181,7 +181,7 @@ def _prepare(
     """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
     if accelerator.is_main_process:
         folder.claim(recipe.values(), recipe.defaults(), extend=True)
-        check_unchanged(folder.path, recipe.data)
+        check_unchanged(folder.path, recipe.data, recipe.model)
     with accelerator.main_process_first():
         task = task or find_task(recipe.task).prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)
@@ -189,7 +189,7 @@ def _prepare(
         task.get_lengths(part)
     if accelerator.is_main_process:
         write_text(folder.path / "model.json", json.dumps(asdict(config), indent=1) + "\n")
-        write_hashes(folder.path, recipe.data)
+        write_hashes(folder.path, recipe.data, recipe.model)
     return task, config
 
 
@@ -228,6 +228,7 @@ def open_run(
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     check_vocabulary(folder.path)
+    check_fixed_weights(folder.path, recipe.model)
     task = find_task(recipe.task).prepare(recipe.data, folder.path)
     recipe.check_sizes(task, folder.path)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))

@@ -7,7 +7,6 @@ ordered by seed: the first seed of all mechanisms comes first.
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from attnlab.studies.convert.excerpts import PARTS, label_text
 from attnlab.training.loop import NotFiniteError
 from attnlab.training.recipe import Recipe, resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
+from attnlab.training.run_hashes import hash_fixed_weights
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 ORIGINAL = "softmax"  # the model's own attention
@@ -180,16 +180,8 @@ class Conversion(PlannedRun):
             "tokens": [row["step"] * training.batch_tokens for row in rows],
             "loss": [row["valid_loss"] for row in rows],
             **counts,
-            "weights": self._digest_weights(),
+            "weights": list(hash_fixed_weights(self.trained.model).values()),  # none of an id on the hub
         }
-
-    def _digest_weights(self) -> list[str]:
-        """Return the sha256 of each weight file of a local model; [] for an id on the hub."""
-        digests = []
-        for path in sorted(Path(self.trained.model.path).expanduser().glob("*.safetensors")):  # type: ignore[union-attr]
-            with open(path, "rb") as file:
-                digests.append(file_digest(file, "sha256").hexdigest())
-        return digests
 
     def clean(self, place: Workplace) -> None:
         shutil.rmtree(self.folder(place).path, ignore_errors=True)
