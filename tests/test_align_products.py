@@ -199,6 +199,27 @@ def test_an_interrupted_file_is_resumed(marian, tmp_path, monkeypatch):
     assert (tmp_path / "links").read_text() == expected
 
 
+def test_a_resumed_file_whose_other_lines_are_empty_was_aligned(marian, tmp_path, monkeypatch):
+    source, target, out = tmp_path / "s", tmp_path / "t", tmp_path / "links"
+    source.write_text("a b\n\n")
+    target.write_text("x y\n\n")
+    monkeypatch.setattr(command, "CHUNK", 1)
+    real = command.MapAligner.align
+
+    def fail_later(self, pairs, tick=None):
+        if pairs == ([[]], [[]]):
+            raise KeyboardInterrupt
+        return real(self, pairs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command.MapAligner, "align", fail_later)
+        assert cli(marian / "model", source, target, "--out", out).exit_code == 130
+    done = cli(marian / "model", source, target, "--out", out)
+    assert "resumed after 1 lines" in done.stderr
+    assert "no pair was aligned" not in done.stderr
+    assert out.read_text().count("\n") == 2
+
+
 def test_a_partial_file_of_another_command_is_kept(marian, tmp_path, monkeypatch):
     words = [marian / "model", marian / "s", marian / "t", "--out", tmp_path / "links"]
     (tmp_path / "links.partial").write_text("0-0\n1-1\n")

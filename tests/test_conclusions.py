@@ -70,6 +70,7 @@ def test_every_claim_is_of_an_item_that_is_there_and_of_its_cells(conclusions):
     }
     for study, claims in conclusions.CLAIMS.items():
         assert {claim.item for claim in claims} <= set(open_study(study).items)
+        assert set(conclusions.MAIN[study]) <= {claim.text for claim in claims}
         items = conclusions.read_items(study, ROOT / "results")
         ran = [claim for claim in claims if claim.item in items]
         assert not [claim.text for claim in ran if not conclusions.list_cells(claim, items[claim.item])]

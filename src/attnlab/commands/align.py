@@ -171,6 +171,7 @@ def _align_in_chunks(
         for first, pairs in _read_chunks(source, target, options, done):
             if aligner is None:
                 aligner = _open_aligner(model, request, options, pairs, partial)
+                aligner.aligned = sum(map(bool, kept))
             start = first
 
             def tick(now: int, _of: int, start: int = start) -> None:
@@ -182,7 +183,7 @@ def _align_in_chunks(
             progress.tick(first + len(found), total)
         partial.finish()
     notes = [] if aligner is None else aligner.list_notes()
-    return links, [f"resumed after {done:,} lines", *notes] if done else notes
+    return links, [f"resumed after {done:,} lines; any counts are of the later ones", *notes] if done else notes
 
 
 def _open_aligner(
