@@ -7,6 +7,7 @@ import pytest
 import tiny_models
 from inline_scheduler import InlineScheduler
 from item_runs import KnownRows, make_setting, run_item
+from safetensors.torch import load_file, save_file
 
 from attnlab.experiments.deadline import OutOfTimeError
 from attnlab.experiments.ledger import Ledger
@@ -187,6 +188,16 @@ def test_a_model_is_converted_and_a_mechanism_that_does_not_fit_is_a_row(tmp_pat
     assert "What was measured" in page
     assert "What was reproduced" not in page
     assert "text.txt: sigmoid" in page
+
+
+def test_rows_of_another_model_of_the_same_name_are_not_joined(tmp_path, tiny, model, text):
+    little = shutil.copytree(model, tmp_path / "little")
+    options = {"model": str(little), "data": str(text), "attention": "softmax"}
+    run_item(convert, tmp_path / "out", scale="small", options=options)
+    file = little / "model.safetensors"
+    save_file({name: 2 * x for name, x in load_file(file).items()}, file, {"format": "pt"})
+    said = refusal(tmp_path, little, text, attention="softmax,uniform")
+    assert said.endswith("the ledger has rows of another model with the name little; choose another --out")
 
 
 def stop_after(on, count):

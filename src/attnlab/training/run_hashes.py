@@ -53,10 +53,13 @@ def check_fixed_weights(folder: Path, model: Any) -> None:
 
 
 def hash_fixed_weights(model: Any) -> dict[str, str]:
-    """Return the SHA-256 of each weight file of a local model that is trained by LoRA; {} for other models."""
-    if not getattr(model, "lora", 0):
-        return {}
-    files = sorted(Path(model.path).expanduser().glob("*.safetensors"))
+    """Return the hashes of a model that is trained by LoRA; {} for other models."""
+    return hash_weights(model.path) if getattr(model, "lora", 0) else {}
+
+
+def hash_weights(path: str) -> dict[str, str]:
+    """Return the SHA-256 of each weight file of a local model; {} for an id on the hub."""
+    files = sorted(Path(path).expanduser().glob("*.safetensors"))
     return {file.name: compute_checksum(file, "sha256") for file in files}
 
 

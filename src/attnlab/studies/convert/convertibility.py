@@ -1,6 +1,6 @@
 """The item: every mechanism in a pretrained model, and the tokens of training until the model is back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,9 +15,10 @@ from attnlab.mechanisms import MECHANISMS
 from attnlab.studies.convert import tiny_llama
 from attnlab.studies.convert.excerpts import check_name, write_excerpts
 from attnlab.studies.convert.figures import draw_recoveries, draw_tokens
-from attnlab.studies.convert.plan import ORIGINAL, ConversionPlan
+from attnlab.studies.convert.plan import ORIGINAL, Conversion, ConversionPlan
 from attnlab.studies.convert.recovery import Recovery
 from attnlab.tasks import find_task
+from attnlab.training.run_hashes import hash_weights
 
 ITEM = "conversion"
 OPTIONS = ("model", "data", "attention")
@@ -96,6 +97,7 @@ def _convert_on(plan: ConversionPlan, attentions: Sequence[str]) -> Findings:
     runs = {(name, seed): plan.plan_run(name, seed) for seed in setting.seeds for name in attentions}
     if setting.running and any(map(setting.rows.is_missing, runs.values())):
         check_model(plan.model)
+        check_weights(plan, runs)
         check_length(plan)
     measured = setting.rows.read_plan(runs)
     found = [read_conversion(name, measured, setting.seeds) for name in attentions]
@@ -114,6 +116,16 @@ def _write_texts(plan: ConversionPlan) -> None:
 def check_model(path: str) -> None:
     """Raise an error, once for all runs, if there is no such causal language model."""
     open_tuned_model(TunedConfig(path=path))
+
+
+def check_weights(plan: ConversionPlan, runs: Mapping[tuple[str, int], Conversion]) -> None:
+    """Raise ValueError if the ledger has rows of another local model of this name: a row's key has only the name."""
+    rows, found = plan.setting.rows, hash_weights(plan.model)
+    stored = rows.read_plan({key: run for key, run in runs.items() if not rows.is_missing(run)})
+    known = [hashes for values in stored.values.values() if (hashes := values["weights"])]
+    if found and any(hashes != list(found.values()) for hashes in known):
+        what = f"model={plan.model}: the ledger has rows of another model with the name {plan.model_name}"
+        raise ValueError(f"{what}; choose another --out")
 
 
 def check_length(plan: ConversionPlan) -> None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe, prepare_vocabulary
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
@@ -21,7 +21,7 @@ from attnlab.studies.convert.excerpts import PARTS, label_text
 from attnlab.training.loop import NotFiniteError
 from attnlab.training.recipe import Recipe, resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
-from attnlab.training.run_hashes import hash_fixed_weights
+from attnlab.training.run_hashes import hash_weights
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 ORIGINAL = "softmax"  # the model's own attention
@@ -180,7 +180,7 @@ class Conversion(PlannedRun):
             "tokens": [row["step"] * training.batch_tokens for row in rows],
             "loss": [row["valid_loss"] for row in rows],
             **counts,
-            "weights": list(hash_fixed_weights(self.trained.model).values()),  # none of an id on the hub
+            "weights": list(hash_weights(cast(Any, self.trained.model).path).values()),
         }
 
     def clean(self, place: Workplace) -> None:
