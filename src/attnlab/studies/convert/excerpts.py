@@ -17,7 +17,7 @@ from attnlab.tasks.sources import SETS
 
 LABELS = {"wikitext-2": "WikiText-2", "enwik8": "enwik8"}  # in tables, by the value of data=
 PARTS = ("train", "valid")
-HELD_OUT = 20  # one part of so many is held out
+HELD_OUT = 20  # number of parts, of which the last is held out
 
 
 def check_name(data: str) -> None:

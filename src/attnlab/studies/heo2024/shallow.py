@@ -22,8 +22,8 @@ def language(setting: Setting) -> Findings:
             cells += models.compare_two(TRAINED, SOFTMAX, column, read_perplexity(part), printed, sign=-1)
     remark = (
         "The numbers of the 8-layer model on WikiText-103 are known, but not which part they are of. They are compared "
-        "with the test part. On other text only the sign of the difference is compared. On enwik8 the "
-        "paper is said to gain too, by how much is not known."
+        "with the test part. On other text only the sign of the difference is compared. A review of the "
+        "paper mentions a gain on enwik8 too; we do not know how large it is."
     )
     return Findings(cells, remarks=(remark,))
 
