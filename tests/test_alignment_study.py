@@ -188,6 +188,7 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
     assert one.make_rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_the_checkpoint_of_the_best_bleu_is_aligned(tmp_path, monkeypatch):
     """The item from nothing; then again with a BLEU that prefers the first checkpoint."""
     busy = InlineScheduler()
@@ -298,6 +299,7 @@ def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch)
     assert STUDY.items["alignment-ibm1"].edition == 2
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_ibm1_needs_no_attention(tmp_path):
     values = {(cell.row, cell.column): cell.values for cell in run_item(ibm1, tmp_path).cells if cell.values}
     assert values["IBM Model 1", "source → target"][0] < 12

@@ -172,6 +172,7 @@ def test_the_same_again_trains_nothing_and_finds_the_same(place, rows, monkeypat
     assert {row["row"]: json.loads(json.dumps(row)) for row in again} == rows
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_the_point_with_the_lowest_validation_loss_is_chosen_with_equal_trials(tmp_path):
     results = in_here(tmp_path, attention="softmax,uniform", lr="1e-2,1e-6", seeds="2")
     for row in results.rows:
@@ -196,6 +197,7 @@ def test_a_point_of_the_grid_that_fails_is_told(tmp_path):
     assert "not finite" in why
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_a_number_that_is_not_finite_is_shown_and_one_that_is_none_is_counted(tmp_path):
     results = in_here(tmp_path, attention="softmax", seeds="2")
     (row,) = results.rows

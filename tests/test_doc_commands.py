@@ -172,7 +172,7 @@ def run(command: str, folder: Path, **changes: str) -> None:
         small = {key: text for key, text in SMALL.items() if key not in left_out}
         words = [word for word in words if word.partition("=")[0] not in {*small, "batch_tokens"}]
         words += [f"{key}={text}" for key, text in (small | changes).items()]
-    words += ["--no-controls"] if words[0] == "compare" else []
+    words += ["--no-controls"] if words[0] == "compare" and "--no-controls" not in words else []
     if "--seeds" in words:
         words[words.index("--seeds") + 1] = "1"
     if "--out" in words and words[0] in ("train", "export"):  # several pages may use one name

@@ -236,6 +236,7 @@ def test_at_initialisation_attention_alone_makes_tokens_alike(tmp_path):
     assert all("λ⁺ = 1, λ⁻ = 1 − softmax" in row for row in signs)
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_from_the_command_line_models_are_trained_as_jobs(tmp_path):
     words = ["reproduce", "heo2024", "--only=language", "--only=convex", "--seeds=1", "--device=cpu", "--jobs=2"]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])

@@ -67,6 +67,7 @@ def compute(mechanism, inputs, *grads, causal, dtype=torch.float32):
     return found | {f"d{name}": x for name, x in zip(wanted, grads, strict=True)}
 
 
+SLOW_ON_CPU = () if DEVICE == "cuda" else pytest.mark.slow  # by the interpreter, which is slow
 CASES = {  # name, layer, queries and keys, causal, options
     "coda": ("coda", 1, (7, 11), True, {}),
     "coda, first layer": ("coda", 0, (7, 11), False, {}),
@@ -111,7 +112,13 @@ def assert_alone(name, layer, sizes, options, *, causal, rate=0.2, h=4, d=5, dty
             )
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+SOME = ("coda", "dagpam", "softmax", "realformer", "sigmoid", "non")  # the rest on a GPU, or in make test-slow
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=() if name in SOME else SLOW_ON_CPU) for name, case in CASES.items()],
+)
 def test_one_call_computes_what_members_compute_alone(case):
     name, layer, sizes, causal, options = case
     assert_alone(name, layer, sizes, options, causal=causal)
@@ -131,7 +138,7 @@ def test_sigma_wider_than_a_multiprocessor(monkeypatch):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
-@pytest.mark.parametrize("name", ["dagpam", "softmax"])
+@pytest.mark.parametrize("name", [pytest.param("dagpam", marks=SLOW_ON_CPU), "softmax"])
 def test_long_rows(name, rate, monkeypatch):
     """By torch's attention, or with dropout by the kernels in linear memory."""
     monkeypatch.setattr(short_dagpam, "LONGEST", {})

@@ -134,6 +134,7 @@ def test_cells_are_what_the_tables_say(tables, tmp_path, monkeypatch):
     assert values["frequency", "‖f(x)‖ − α", "Spearman's ρ"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_the_study_runs_on_a_model_and_a_file_of_ones_own(text, tmp_path):
     """All five items, one survey a seed; the same options are the same result, others another."""
     words = ["reproduce", "kobayashi2020", f"model={MODEL}", f"file={text}", "--device", "cpu"]

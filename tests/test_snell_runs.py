@@ -169,6 +169,7 @@ def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pair
         assert bool((reached >= alone.max(-1).values - 1e-5).all())
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_every_item_runs_on_any_corpus(texts, pairs, tmp_path, monkeypatch):
     """The items themselves, with both corpora in the place of the paper's."""
     short = ScaleSize(width=13, rate=2e-2, measured_at=(0, 60), comparisons="B", proxy_epochs=2)

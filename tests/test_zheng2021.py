@@ -230,6 +230,7 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path):
     assert idle.names == []  # nothing was trained or measured again
 
 
+@pytest.mark.slow  # five seconds or more on an idle core
 def test_the_forms_of_coda_are_trained_and_scored(tmp_path):
     """The item from nothing; then the expectation again from the model: probabilities of each pass by softmax."""
     found = cells(run_item(forms, tmp_path))
