@@ -272,3 +272,9 @@ def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
     assert rows.loc["encoder-self", "own_share"] == pytest.approx(float(rolled["encoder-self"][0].diagonal().mean()))
     assert rows.loc["cross", "first_token_share"] == pytest.approx(float(rolled["cross"][0, :, 0].mean()))
     assert rows.loc["cross", "own_share"] == 0
+
+
+def test_value_zeroing_refuses_layers_that_are_not_recorded():
+    model = tiny_models.qwen3_next()
+    with pytest.raises(ValueError, match=r"value zeroing needs every layer, but 1 of 2 are recorded"):
+        record_zeroing(model, {"input_ids": torch.tensor([[3, 5, 7]])})

@@ -323,6 +323,19 @@ def test_the_effect_is_what_the_logits_say():
     assert effect.kl > 0
 
 
+@torch.no_grad()
+def test_the_effect_on_the_last_prediction_is_seen():
+    model, _, batch, _ = make("gpt2")
+    ids = batch["input_ids"][:1]
+    last = ids.shape[1] - 1
+    effect = measure_effect(model, {"input_ids": ids}, KnockOutEdge(query=last, key=0))
+    p, q = (x.log_softmax(-1) for x in (effect.logits, effect.changed_logits))
+    moved = (p.exp() * (p - q)).sum(-1)[0]
+    assert effect.loss_change == pytest.approx(0.0, abs=1e-6)  # nothing follows the last token
+    assert moved[last] > 1e-6
+    assert effect.kl == pytest.approx(float(moved.mean()), abs=1e-7)
+
+
 def test_heads_are_ranked_by_what_they_cost():
     model, _, batch, _ = make("gpt2")
     table = rank_heads(model, batch)

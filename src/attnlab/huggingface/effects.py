@@ -2,7 +2,7 @@
 
     loss       mean −log p of the targets, in nats. Targets are the next tokens of a causal or encoder-decoder model;
                where there are none (a classifier, a masked model), what the whole model finds likeliest
-    kl         mean KL(p ‖ p') in nats, of the distributions before and after
+    kl         mean KL(p ‖ p') in nats over all tokens, of the distributions before and after
     distance   ‖y − y'‖ / ‖y‖ of the model's first output y, over all its tokens; for models without logits, too
 
 Importance ranks heads by the change that knocking each out makes: one pass for each head (Michel et al. 2019).
@@ -53,7 +53,7 @@ class ModelTrial:
             raise ValueError("the batch has nothing to predict: pass texts of at least two tokens")
         index = targets.clamp_min(0).unsqueeze(-1)
         loss, changed_loss = (float(-x.gather(-1, index).squeeze(-1)[scored].mean()) for x in (p, q))
-        kl = float((p.exp() * (p - q)).sum(-1)[scored].mean())
+        kl = max(0.0, float((p.exp() * (p - q)).sum(-1)[counted].mean()))  # the last token counts, without a target too
         return Effect(before, after, loss, changed_loss, kl, distance)
 
 

@@ -43,6 +43,7 @@ def record_zeroing(model: nn.Module, batch: Any, **how: Any) -> Record:
     for example in range(len(full)):
         one = {name: x[example : example + 1] for name, x in given.items()}
         whole = _read_states(inner, one)
+        _check_states(full, whole)
         for layer, held in zip(full.layers, maps, strict=True):
             count = layer.grouped_values.shape[2]
             many = {name: x.expand(count, *x.shape[1:]) for name, x in one.items()}
@@ -53,6 +54,14 @@ def record_zeroing(model: nn.Module, batch: Any, **how: Any) -> Record:
             held.append((1 - F.cosine_similarity(x, y, dim=-1).mT).clamp_min(0.0))  # (i,j)
     extras = [{**layer.extras, "zeroing": torch.stack(held)} for layer, held in zip(full.layers, maps, strict=True)]
     return replace(full, layers=[replace(layer, extras=x) for layer, x in zip(full.layers, extras, strict=True)])
+
+
+def _check_states(full: Record, states: Mapping[str, Any]) -> None:
+    """Refuse a model with layers that are not recorded: a layer's number would name another state."""
+    for stack in {KINDS[layer.kind][0] for layer in full.layers}:
+        count = sum(layer.kind != "cross" and KINDS[layer.kind][0] == stack for layer in full.layers)
+        if len(states[stack]) != count:
+            raise ValueError(f"value zeroing needs every layer, but {count} of {len(states[stack])} are recorded")
 
 
 def _name_inputs(model: Model, batch: Any) -> dict[str, Tensor]:
