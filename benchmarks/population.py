@@ -1,12 +1,13 @@
 """Many seeds trained at once, beside what a user would do otherwise.
 
-    python benchmarks/population.py [--part lstm|transformer|start|command] [--out results/population] [--seeds 20]
-                                    [--resume]
+    python benchmarks/population.py [--part lstm|transformer|memory|start|command] [--out results/population]
+                                    [--seeds 20] [--resume]
 
 lstm         the copy study of Snell et al. 2021, seed-steps per second. The peer is the same model with `nn.LSTM`
              (cuDNN on a GPU) and Adam, eager, one seed after the other. Both use tf32 products on a GPU.
 transformer  the small Multi30k translator, target tokens per second of all seeds. The peers are one run, and eight
              processes at once, under CUDA MPS where it can be started. Needs a GPU; on a CPU a tiny model.
+memory       what such a population holds on the device, beside parameters, gradients, moments and activations.
 start        from the command to the thirtieth update of one run of it, in seconds. Needs a GPU.
 command      12 seeds × 4,000 updates of it, from the command to the last BLEU, in seconds. Needs a GPU.
 
@@ -15,6 +16,7 @@ Every row is written when it is measured; --resume measures only what the files 
 """
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -133,12 +135,22 @@ def measure_transformers(device, given, sheet):
                 transformers.check_equal(attention, device, folder)
             for row in rows:
                 yield transformers.measure_together(attention, row["runs"], device, folder, tiny=not on_gpu)
-                if on_gpu:
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
         for runs in (1, 8) if on_gpu else ():
             if sheet.lacks({"way": "processes", "attention": "softmax", "runs": runs}):
                 yield transformers.measure_processes("softmax", runs, folder, mps=runs > 1)
+
+
+def measure_memory(device, given, sheet):
+    """Yield the memory of populations that the sheet lacks."""
+    with tempfile.TemporaryDirectory() as name:
+        for attention, runs in ((a, n) for a in ("softmax", "coda", "dagpam") for n in (1, 12)):
+            if sheet.lacks({"attention": attention, "runs": runs}):
+                if device.type == "cuda":
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
+                tiny = device.type != "cuda"
+                yield transformers.measure_memory(attention, runs, device, Path(name), tiny=tiny)
 
 
 def measure_command(device, given, sheet):
@@ -165,11 +177,12 @@ def identify(row):
 
 
 LSTM_CASES = {"permutations of 40": 40, "40 of 60": 60}  # names, and numbers of types
-PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "start": measure_starts}
-PARTS |= {"command": measure_command}
+PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "memory": measure_memory}
+PARTS |= {"start": measure_starts, "command": measure_command}
 TITLES = {
     "lstm": "seed-steps per second, batches of 128 × 41, width 256",
     "transformer": "target tokens per second of all runs",
+    "memory": "GiB of the device; beyond_share: reserved over state and activations, minus 1",
     "start": "seconds from the command to the thirtieth update: in empty caches, and again",
     "command": "from the command to the last BLEU",
 }
@@ -178,7 +191,7 @@ TITLES = {
 def main():
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, help="default: all, on a CPU the first two")
+    parser.add_argument("--part", choices=PARTS, help="default: all, on a CPU the first three")
     parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4, help="of the copy study")
     parser.add_argument("--steps", type=int, default=100 if on_gpu else 4, help="of the copy study")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
@@ -191,7 +204,7 @@ def main():
         torch.set_num_threads(1)
     about = measuring.collect_provenance(0)
     print(f"on {about['hardware']}, torch {about['torch']}")
-    for part in [given.part] if given.part else list(PARTS)[: 4 if on_gpu else 2]:
+    for part in [given.part] if given.part else list(PARTS)[: 5 if on_gpu else 3]:
         name = f"{'gpu' if on_gpu else 'cpu'}-{part}"
         sheet = measuring.Sheet(given.out, name, about, identify, given.resume)
         for row in PARTS[part](device, given, sheet):

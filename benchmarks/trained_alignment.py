@@ -6,7 +6,7 @@
 The first command writes FOLDER/train.de.gz and so on: Moses' words in lower case, without pairs that have a side in the
 gold set. FOLDER then has all that the second command needs, on another machine too. That command runs in turn
 
-    attnlab train          de → en and en → de, the iwslt14 model
+    attnlab train          de → en and en → de at once, the iwslt14 model
     attnlab align-train    an aligner on both encoders, without gold links
     alignment_readings.py  every reading on the 508 gold pairs, with intervals
 
@@ -62,41 +62,46 @@ def prepare(work, pairs):
 
 
 def list_commands(given):
-    """Return (name, file that exists when it is done, words of the command) of each stage."""
+    """Return (name, file that exists when it is done, its commands, which run at once) of each stage."""
     work, attnlab = given.work, [sys.executable, "-m", "attnlab"]
     text = {language: str(work / f"train.{language}.gz") for language in LANGUAGES}
-    stages = []
+    translators = []
     for source, target in DIRECTIONS:
         own = {"src": text[source], "tgt": text[target], "pair": f"{source}-{target}", "steps": str(given.steps)}
         own |= {"valid_src": str(work / f"valid.{source}.gz"), "valid_tgt": str(work / f"valid.{target}.gz")}
         own |= dict.fromkeys(("evaluate_every", "checkpoint_every"), str(max(given.steps // 10, 1)))
         settings = SETTINGS | own | dict(each.split("=", 1) for each in given.set)
         words = [*attnlab, "train", "translation", *(f"{k}={v}" for k, v in settings.items())]
-        name = f"{source}-{target}"
-        stages.append((name, None, [*words, "--out", str(work / name), "--device", given.device]))
+        translators.append([*words, "--out", str(work / f"{source}-{target}"), "--device", given.device])
+    stages = [("translators", None, translators)]
     runs = [str(work / f"{source}-{target}") for source, target in DIRECTIONS]
     aligner = work / "aligner"
     words = [*attnlab, "align-train", runs[0], text["de"], text["en"], "--reverse", runs[1], "--out", str(aligner)]
     words += ["--pairs", str(given.train_pairs), "--device", given.device]
-    stages.append(("align-train", aligner / "aligner.safetensors", words))
+    stages.append(("align-train", aligner / "aligner.safetensors", [words]))
     words = [sys.executable, str(HERE / "alignment_readings.py"), "--forward", runs[0], "--backward", runs[1]]
     words += ["--trained", str(aligner), "--gold-pair", "de-en", "--device", given.device, "--pairs", "1000"]
     words += ["--minilm", "", "--resume", "--out", str(given.out), "--about", str(work / "about.json")]
-    stages.append(("readings", None, words))
+    stages.append(("readings", None, [words]))
     return stages
 
 
-def run_stage(words, deadline, environment):
-    """Run a command, and ask it to stop near the deadline. Return whether it finished."""
-    process = subprocess.Popen(words, env=environment, start_new_session=True)
+def run_stage(commands, deadline, environment):
+    """Run commands at once, and ask them to stop near the deadline. Return whether all finished."""
+    running = [subprocess.Popen(words, env=environment, start_new_session=True) for words in commands]
     try:
-        process.wait(None if deadline is None else max(deadline.end - time.monotonic() - GRACE_S, 0))
+        for process in running:
+            process.wait(None if deadline is None else max(deadline.end - time.monotonic() - GRACE_S, 0))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait()
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+        for process in running:
+            process.wait()
         return False
-    if process.returncode:
-        raise SystemExit(f"status {process.returncode}: {' '.join(words)}")
+    for process, words in zip(running, commands, strict=True):
+        if process.returncode:
+            raise SystemExit(f"status {process.returncode}: {' '.join(words)}")
     return True
 
 
@@ -121,16 +126,17 @@ def main():
     times = given.work / "seconds.json"
     seconds = json.loads(times.read_text()) if times.is_file() else {}
     environment = os.environ | {"ATTNLAB_DATA": str(given.work / "data"), "PYTHONUNBUFFERED": "1"}
-    for name, made, words in list_commands(given):
+    for name, made, commands in list_commands(given):
         if (made and made.is_file()) or seconds.get(name, {}).get("done"):
             continue
-        print(f"{name}: {' '.join(words)}", flush=True)
+        for words in commands:
+            print(f"{name}: {' '.join(words)}", flush=True)
         before, start = seconds.get(name, {}).get("seconds", 0.0), time.monotonic()
         about = {"seconds_by_stage": {stage: value["seconds"] for stage, value in seconds.items()}}
         about["seconds"] = sum(about["seconds_by_stage"].values())
         about |= {"steps": given.steps, "align_train_pairs": given.train_pairs, "settings": SETTINGS, "set": given.set}
         write_text(given.work / "about.json", json.dumps(about))
-        done = run_stage(words, deadline, environment)
+        done = run_stage(commands, deadline, environment)
         seconds[name] = {"seconds": before + time.monotonic() - start, "done": done}
         write_text(times, json.dumps(seconds, indent=1))
         if not done:

@@ -47,12 +47,10 @@ def check_equal(attention, device, folder):
                     raise ValueError(f"{attention}: {key} is {row[key]} in a population and {other[key]} alone")
 
 
-def measure_together(attention, members, device, folder, *, tiny=False, updates=200):
-    """Train a population for a while. Return target tokens per second of all members, and the memory that it takes."""
-    began, sizes = time.perf_counter(), SMALL if tiny else MULTI30K
-    warm, updates = (5, 5) if tiny else (WARM, updates)
+def prepare_together(attention, members, device, folder, *, tiny=False):
+    """Return the joint training of many seeds, before its first update."""
+    sizes, kind = (SMALL, "synthetic") if tiny else (MULTI30K, "translation")
     more = {"attention": attention, "evaluate_every": "100000", "steps": "100000", "log_every": "100000"}
-    kind = "synthetic" if tiny else "translation"
     recipes = [resolve_recipe(kind, sizes | more | {"seed": str(seed)}) for seed in range(1, members + 1)]
     (vocabulary := folder / kind).mkdir(exist_ok=True)
     task = find_task(kind).prepare(recipes[0].data, vocabulary)
@@ -61,29 +59,41 @@ def measure_together(attention, members, device, folder, *, tiny=False, updates=
         torch.manual_seed(recipe.training.seed)
         models.append(build(recipe.resolve_model(task)))
         runs.append(JointRun(recipe.training, RunFolder(Path(tempfile.mkdtemp(dir=folder)))))
-    training = JointTraining(
+    return JointTraining(
         task, models, runs, device=device, file=folder / "together", report=lambda number, values: None
     )
+
+
+def measure_together(attention, members, device, folder, *, tiny=False, updates=200):
+    """Train a population for a while. Return the target tokens per second of all members."""
+    began, (warm, updates) = time.perf_counter(), (5, 5) if tiny else (WARM, updates)
+    training = prepare_together(attention, members, device, folder, tiny=tiny)
     for number in range(warm):
         training._update()
         if number == 29:
             wait(device)
             start = time.perf_counter() - began
     wait(device)
-    clock, before = time.perf_counter(), sum(run.position.targets for run in runs)
+    clock, before = time.perf_counter(), sum(run.position.targets for run in training.runs)
     for _ in range(updates):
         training._update()
     wait(device)
     seconds = time.perf_counter() - clock
-    tokens = sum(run.position.targets for run in runs) - before
+    tokens = sum(run.position.targets for run in training.runs) - before
     row = {"way": "population", "attention": attention, "runs": members, "tokens_per_s": tokens / seconds}
-    row |= {"ms_per_update": 1e3 * seconds / updates}
-    if device.type == "cuda":
-        row |= {"start_s": start, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30}
+    return row | {"ms_per_update": 1e3 * seconds / updates} | ({} if tiny else {"start_s": start})
+
+
+def measure_memory(attention, members, device, folder, *, tiny=False):
+    """Train a population until every width has been met. Return the memory of the device, and what it holds."""
+    training = prepare_together(attention, members, device, folder, tiny=tiny)
+    for _ in range(5 if tiny else WARM):
+        training._update()
+    row = {"attention": attention, "runs": members}
+    row |= {"reserved_gib": torch.cuda.max_memory_reserved() / 2**30} if device.type == "cuda" else {}
     row |= {"state_gib": count_state(training) / 2**30, "activations_gib": count_activations(training) / 2**30}
     if device.type == "cuda":
         row["beyond_share"] = row["reserved_gib"] / (row["state_gib"] + row["activations_gib"]) - 1
-    del training, models
     return row
 
 

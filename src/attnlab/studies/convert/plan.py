@@ -61,8 +61,8 @@ SIZES: dict[Scale, ConversionSize] = {
         characters=(60_000, 8_000),
     ),
     "full": ConversionSize(
-        tuple(MECHANISMS), block=512, examples=16, updates=128,
-        evaluated=(0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128), lora=16, rate=1e-3,
+        tuple(MECHANISMS), block=512, examples=16, updates=64,
+        evaluated=(0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64), lora=16, rate=1e-3,
         characters=(6_000_000, 75_000),
     ),
 }  # fmt: skip
