@@ -166,7 +166,7 @@ def test_the_model_is_whole_after_an_error(name):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (KnockOutHead(layer=7, head=0), r"no layer 7; the decoder-self layers are 0 … 2"),
+        (KnockOutHead(layer=7, head=0), r"no layer 7; the decoder-self layers are 0-2"),
         (KnockOutHead(layer=0, head=3), r"no head 3; the heads of decoder-self layer 0 are 0 … 2"),
         (KnockOutHead(layer=0, head=-1), r"no head -1"),
         (KnockOutHead(kind="cross", layer=0), r"kind must be decoder-self, the attentions of this model, got 'cross'"),

@@ -1,6 +1,7 @@
 """Gates, norms, adapters and quantised weights between the context of a Hugging Face model and its output."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import tiny_models
@@ -9,11 +10,11 @@ import transformers
 from torch import nn
 
 import attnlab
-from attnlab.huggingface import pretrained
+from attnlab.huggingface import dispatch, pretrained
 from attnlab.huggingface.decomposition import decompose
-from attnlab.huggingface.effects import measure_effect
-from attnlab.recording.interventions import KnockOutHead, Steer
-from attnlab.records.record import apply_turning
+from attnlab.huggingface.effects import measure_effect, rank_heads
+from attnlab.recording.interventions import KnockOutHead, PatchHead, Steer
+from attnlab.records.record import Record, apply_turning
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
@@ -38,8 +39,33 @@ def test_an_elementwise_gate_by_hand():
     _, gate = module.q_proj(layer.inputs).unflatten(-1, (6, 16)).chunk(2, dim=-1)  # (b,i,h,d)
     torch.testing.assert_close(layer.turning, gate.sigmoid().transpose(1, 2), **CLOSE)
     assert_complete(layer)
-    meta = pretrained.record(model, tiny_models.padded_batch(model)).meta
-    assert meta["unrecorded"] == "1 of 2 layers (linear_attention)"
+
+
+def test_layers_of_a_hybrid_model_have_its_own_numbers(tmp_path):
+    model = tiny_models.qwen3_next(["linear_attention", "full_attention", "linear_attention", "full_attention"])
+    batch = tiny_models.padded_batch(model)
+    record = pretrained.record(model, batch)
+    assert record.meta["unrecorded"] == "2 of 4 layers (linear_attention): 0, 2"
+    record.save(tmp_path / "record.safetensors")
+    for one in (record, Record.load(tmp_path / "record.safetensors")):
+        assert one.places == [("decoder-self", 1), ("decoder-self", 3)]
+        table = attnlab.contribution(one, level="layer", layers=[3])
+        assert table["layer"].unique().tolist() == [3]
+        with pytest.raises(ValueError, match="no layer 2; its layers are 1, 3"):
+            attnlab.contribution(one, layers=[2])
+    states = dispatch.run_forward(model.base_model, batch, output_hidden_states=True).hidden_states
+    with attnlab.intervene(model, KnockOutHead(layer=3, head=0)):
+        changed = dispatch.run_forward(model.base_model, batch, output_hidden_states=True).hidden_states
+    assert [torch.equal(x, y) for x, y in zip(states, changed, strict=True)] == [True, True, True, True, False]
+    for wrong in (0, 2, 4):
+        with pytest.raises(ValueError, match=f"no layer {wrong}; the decoder-self layers are 1, 3"):
+            measure_effect(model, batch, KnockOutHead(layer=wrong, head=0))
+    assert measure_effect(model, batch, PatchHead(layer=3, head=0, record=record)).distance < 1e-6
+    other = replace(record, layers=record.layers[:1])
+    with pytest.raises(ValueError, match="no decoder-self layer 3"):
+        measure_effect(model, batch, PatchHead(layer=3, head=0, record=other))
+    ranked = rank_heads(model, batch)
+    assert sorted(ranked["layer"].unique()) == [1, 3]
 
 
 def test_a_mechanism_in_a_gated_model_is_turned_by_both():

@@ -204,7 +204,7 @@ def test_kinds_are_known_without_making_a_layer():
     def refuse(k: int) -> Layer:
         raise AssertionError("a layer was made")
 
-    record = replace(example(), layers=LazyLayers(list(KINDS), refuse))
+    record = replace(example(), layers=LazyLayers([(kind, 0) for kind in KINDS], refuse))
     assert record.kinds == list(KINDS)
     assert len(record.kind("cross")) == 1
     assert len(record.layers[1:]) == 2

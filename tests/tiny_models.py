@@ -1,5 +1,6 @@
 """Tiny random Hugging Face models with attention far from uniform, and batches for them: nothing is downloaded."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -124,13 +125,12 @@ def minimax() -> hf.PreTrainedModel:
     return _model(hf.MiniMaxForCausalLM, hf.MiniMaxConfig(**_DECODER, **experts, layer_types=kinds, block_size=4))
 
 
-def qwen3_next() -> hf.PreTrainedModel:
-    """One of its two layers has softmax attention, with a gate for each element."""
+def qwen3_next(kinds: Sequence[str] = ("linear_attention", "full_attention")) -> hf.PreTrainedModel:
+    """Some of its layers have softmax attention, with a gate for each element."""
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
     linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4}
-    kinds = ["linear_attention", "full_attention"]
-    sizes = _DECODER | {"num_hidden_layers": 2, "head_dim": 8, "partial_rotary_factor": 0.5}
-    more = {"linear_value_head_dim": 4, "shared_expert_intermediate_size": 8, "layer_types": kinds}
+    sizes = _DECODER | {"num_hidden_layers": len(kinds), "head_dim": 8, "partial_rotary_factor": 0.5}
+    more = {"linear_value_head_dim": 4, "shared_expert_intermediate_size": 8, "layer_types": list(kinds)}
     config = hf.Qwen3NextConfig(**sizes, **experts, **linear, **more, experts_implementation="eager")
     return _model(hf.Qwen3NextForCausalLM, config)
 

@@ -268,11 +268,24 @@ def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
         return None
     numbers: set[int] = set()
     for part in text.split(","):
-        ends = part.strip().split("-")
-        if not all(end.isdecimal() and len(end) < 7 for end in ends) or len(ends) > 2 or int(ends[0]) > int(ends[-1]):
-            raise ValueError(f"{key}={text:.60}: expected whole numbers and ranges below a million, for example 0,2-4")
+        ends, given = part.strip().split("-"), f"{key}{' ' if key.startswith('--') else '='}{text:.60}"
+        if not all(end.isdecimal() and len(end) < 7 for end in ends) or len(ends) > 2:
+            raise ValueError(f"{given}: expected whole numbers and ranges below a million, for example 0,2-4")
+        if int(ends[0]) > int(ends[-1]):
+            raise ValueError(f"{given}: a range goes upwards, as {ends[-1]}-{ends[0]}")
         numbers.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(numbers))
+
+
+def write_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return ascending numbers as a person writes them: 1, 2, 3, 7 gives "1-3", "7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
 
 
 def replace_values(config: C, values: Mapping[str, str]) -> C:

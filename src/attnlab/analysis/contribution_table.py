@@ -25,6 +25,7 @@ from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.signed import signed_shares
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
+from attnlab.config import write_ranges
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
@@ -71,11 +72,12 @@ def select_layers(record: Record, kinds: Collection[str] | None, layers: Collect
     for kind in kinds or ():
         if kind not in available:
             raise ValueError(f"the record has no {kind!r} layers; it has {', '.join(dict.fromkeys(available))}")
-    indices = [available[:place].count(kind) for place, kind in enumerate(available)]  # within the kind
+    places = record.places
+    indices = sorted({index for _, index in places})
     for layer in layers or ():
         if layer not in indices:
-            raise ValueError(f"the record has no layer {layer}; each kind numbers its layers 0 … {max(indices)}")
-    for place, (kind, index) in enumerate(zip(available, indices, strict=True)):
+            raise ValueError(f"the record has no layer {layer}; its layers are {', '.join(write_ranges(indices))}")
+    for place, (kind, index) in enumerate(places):
         if (kinds is None or kind in kinds) and (layers is None or index in layers):
             yield record.layers[place]
 

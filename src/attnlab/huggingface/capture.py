@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import write_ranges
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, layer_inputs, native, support
 from attnlab.huggingface.caps_and_sinks import has_sink
@@ -62,11 +63,12 @@ def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
     """Return the entry of the Record's meta that says which parts of a model attend otherwise, and are not recorded."""
     torchs = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]  # as in SigLIP
     notes = [f"{name} (torch.nn.MultiheadAttention)" for name in torchs]
-    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    count = sum(layer.kind != "cross" for layer in layers)
-    others = sorted({kind for kind in types if kind not in ("full_attention", "sliding_attention")})
-    if not model.config.is_encoder_decoder and count < len(types) and others:
-        notes.append(f"{len(types) - count} of {len(types)} layers ({', '.join(others)})")
+    blocks = set(find_blocks(model).values())
+    if missing := sorted(blocks - {layer.index for layer in layers}):
+        types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+        kinds = sorted({types[number] for number in missing}) if len(types) == len(blocks) else ["no attention"]
+        which = f"{len(missing)} of {len(blocks)} layers ({', '.join(kinds)})"
+        notes.append(f"{which}: {', '.join(write_ranges(missing))}")
     return {"unrecorded": "; ".join(notes)} if notes else {}
 
 
@@ -76,6 +78,7 @@ class ModuleCalls:
     def __init__(self, model: Any) -> None:
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         self.encoder = set(model.get_encoder().modules()) if model.config.is_encoder_decoder else set()
+        self.blocks = find_blocks(model)
         self.arguments: dict[nn.Module, dict[str, Any]] = {}
         self.given: dict[nn.Module, tuple[tuple, dict[str, Any]]] = {}  # the same, as they were passed
 
@@ -94,6 +97,13 @@ class ModuleCalls:
             return "cross"
         decodes = call.module not in self.encoder if self.encoder else call.has_causal_module()
         return "decoder-self" if decodes else "encoder-self"
+
+    def number_layer(self, least: int) -> int:
+        """Return the index of the attention that is running: the model's own number, or `least` if that is larger.
+
+        least   one more than the index of the last layer of its kind
+        """
+        return max(least, next((self.blocks[module] for module in self.arguments if module in self.blocks), 0))
 
     def find_inputs(self, module: nn.Module) -> Tensor:
         """Return the states that the queries are computed from, (b,i,e)."""
@@ -119,6 +129,13 @@ class ModuleCalls:
         self.given.pop(module, None)
 
 
+def find_blocks(model: Any) -> dict[nn.Module, int]:
+    """Return the number of each block of a model, among all its blocks: some may have no attention."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
+    return {block: number for blocks in lists for number, block in enumerate(blocks)}
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One attention call whose output projection has not run yet."""
@@ -132,6 +149,7 @@ class Call:
     mask: Tensor | CausalMask
     inputs: Tensor
     turning: Tensor | None
+    index: int
 
 
 class Capture:
@@ -143,7 +161,7 @@ class Capture:
         self.calls = ModuleCalls(model)
         self.layers: list[Layer] = []
         self.implementations: set[str] = set()  # attention implementations that ran
-        self._counts: Counter[str] = Counter()
+        self._next: Counter[str] = Counter()  # one more than the index of the last layer of each kind
         self._pending: Call | None = None
         self._attending: nn.Module | None = None  # the module of the pending call
         self._may_turn = False  # a linear map read something else of the context's size
@@ -190,7 +208,8 @@ class Capture:
             context = mixed = output.transpose(1, 2)
             self.implementations.add("eager")
         inputs = self.calls.find_inputs(module)
-        self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning)
+        index = self.calls.number_layer(self._next[kind])
+        self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning, index)
         self._attending, self._may_turn = module, False
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
@@ -315,10 +334,9 @@ class Capture:
                 f"{call.name} is not supported: {where} reads its context but does not return Σ_h context·W + b "
                 f"(difference {error:.2g}, allowed {allowed:.2g})"
             )
-        index = self._counts[call.kind]
-        self._counts[call.kind] += 1
+        self._next[call.kind] = call.index + 1
         self._pending = None
-        self.keep_layer(Layer(index=index, output_weight=weight, output_bias=bias, outputs=outputs, **vars(call)))
+        self.keep_layer(Layer(output_weight=weight, output_bias=bias, outputs=outputs, **vars(call)))
 
     def keep_layer(self, layer: Layer) -> None:
         """Keep a layer that is complete."""

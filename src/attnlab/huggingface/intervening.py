@@ -95,7 +95,7 @@ class ChangedPass:
         self.model, self.chosen = model, chosen
         self.calls = ModuleCalls(model)
         self.sites: list[Site] = []
-        self._counts: Counter[str] = Counter()
+        self._next: Counter[str] = Counter()  # one more than the number of the last layer of each kind
         self._awaited: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
 
     @contextmanager
@@ -117,8 +117,8 @@ class ChangedPass:
         self._check_projected()
         kind, mechanism = self.calls.find_kind(call), dispatch.find_mechanism(call.module)
         part = "context" if mechanism is None else "mixed"
-        site = Site(kind, self._counts[kind], call.query.shape[1], part)
-        self._counts[kind] += 1
+        site = Site(kind, self.calls.number_layer(self._next[kind]), call.query.shape[1], part)
+        self._next[kind] = site.layer + 1
         chosen = [each for each in self.chosen if each.applies_to(site)]
         if mechanism is not None:
             with mechanism.register_forward_hook(change_mechanism(chosen, site), with_kwargs=True):
@@ -152,7 +152,7 @@ class ChangedPass:
         return mixed
 
     def _begin(self, _model: nn.Module, _args: tuple) -> None:
-        self._counts.clear()
+        self._next.clear()
         self._awaited = None
 
     def _change_outputs(self, _projection: nn.Module, args: tuple, output: Tensor) -> Tensor | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from attnlab.config import parse_numbers, split_list, split_pairs
+from attnlab.config import parse_numbers, split_list, split_pairs, write_ranges
 from attnlab.registry.own_files import is_own_file
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def replace_names(text: str, change: Callable[[str], str]) -> str:
             raise ValueError(f"{name}: a path in a per-layer attention must not contain , ( ) {{ }} * or quotes")
         options = term.attention.options
         named = f"{name}({_write_options(options)})" if options else name
-        parts += [f"{numbers}: {named}" for numbers in _write_ranges(term.layers)] or [f"{named}*{term.count}"]
+        parts += [f"{numbers}: {named}" for numbers in write_ranges(term.layers)] or [f"{named}*{term.count}"]
     return f"{{{', '.join(parts)}}}" if text.strip().startswith("{") else f"({','.join(parts)})"
 
 
@@ -99,7 +99,7 @@ def describe_layers(chosen: Sequence[tuple[str, Mapping[str, object]]]) -> str:
     layers: dict[str, list[int]] = {}
     for layer, text in enumerate(texts):
         layers.setdefault(text, []).append(layer)
-    return "{" + ", ".join(f"{run}: {text}" for text, own in layers.items() for run in _write_ranges(own)) + "}"
+    return "{" + ", ".join(f"{run}: {text}" for text, own in layers.items() for run in write_ranges(own)) + "}"
 
 
 def check_carries(text: str, chosen: Sequence[LayerAttention], find: Callable[[str], type[Mechanism]]) -> None:
@@ -191,15 +191,4 @@ def _write_options(options: Mapping[str, object]) -> str:
 
 
 def _name_layers(numbers: Sequence[int]) -> str:
-    return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(_write_ranges(numbers))}"
-
-
-def _write_ranges(numbers: Sequence[int]) -> list[str]:
-    """Write 1, 2, 3, 7 as "1-3", "7"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(write_ranges(numbers))}"

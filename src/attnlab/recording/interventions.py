@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import write_ranges
 from attnlab.mechanisms.mechanism import Mechanism, repeat_heads
 from attnlab.models.attention import Attention
 from attnlab.recording.probe import require_eval_model
@@ -175,10 +176,10 @@ class PatchHead(Intervention):
             raise TypeError(f"PatchHead: record must be a Record, as of attnlab.record, got {self.record!r}")
 
     def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
-        layers = self.record.kind(site.kind)
-        if site.layer >= len(layers):
-            raise self.fail(f"the record has {len(layers)} {site.kind} layers, and layer {site.layer} is patched")
-        other = getattr(layers[site.layer], site.part).to(mixed)  # (b,h,i,d)
+        places = self.record.places
+        if (site.kind, site.layer) not in places:
+            raise self.fail(f"the record has no {site.kind} layer {site.layer}, which is patched")
+        other = getattr(self.record.layers[places.index((site.kind, site.layer))], site.part).to(mixed)  # (b,h,i,d)
         if other.shape[1:] != mixed.shape[1:] or len(other) not in (1, len(mixed)):
             shapes = f"{tuple(other.shape)}, and this pass {tuple(mixed.shape)}"
             raise self.fail(f"the record has contexts (examples, heads, queries, size) {shapes}: use texts as long")
@@ -257,8 +258,8 @@ def _resolve(each: Any, sites: Sequence[Site]) -> Intervention:
     if each.layer is not None:
         ours = [site for site in ours if site.layer == each.layer]
         if not ours:
-            last = max(site.layer for site in sites if site.kind == kind)
-            raise each.fail(f"there is no layer {each.layer}; the {kind} layers are 0 … {last}")
+            known = ", ".join(write_ranges([site.layer for site in sites if site.kind == kind]))
+            raise each.fail(f"there is no layer {each.layer}; the {kind} layers are {known}")
     if each.head is not None:
         for site in ours:
             if not 0 <= each.head < site.heads:

@@ -60,7 +60,7 @@ class Layer:
     """One attention layer of one forward pass: b examples, h heads, i queries, j keys, head size d, model size e."""
 
     kind: str  # a key of KINDS, which names its query and key sequences
-    index: int  # its index among the layers of its kind
+    index: int  # its number, from 0 within its kind; the model's own where some of its layers have no attention
     name: str  # the module it came from
     attended: Tensor | Weigh  # the weights (b,h,i,j), or a function that computes them
     grouped_values: Tensor  # (b,g,j,d), each of the g for h/g consecutive heads
@@ -136,13 +136,13 @@ class Layer:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers that are loaded one at a time on access. Their kinds are known in advance."""
+    """Layers that are loaded one at a time on access. Their kinds and indices are known in advance."""
 
-    def __init__(self, kinds: Sequence[str], make: Callable[[int], Layer]) -> None:
-        self.kinds, self.make = kinds, make
+    def __init__(self, places: Sequence[tuple[str, int]], make: Callable[[int], Layer]) -> None:
+        self.places, self.make = places, make
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.places)
 
     def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
@@ -153,7 +153,7 @@ class LazyLayers(Sequence[Layer]):
 
     def select(self, places: Sequence[int]) -> "LazyLayers":
         """Return some of the layers, still lazy."""
-        return LazyLayers([self.kinds[place] for place in places], lambda k: self.make(places[k]))
+        return LazyLayers([self.places[place] for place in places], lambda k: self.make(places[k]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +204,13 @@ class Record:
     @property
     def kinds(self) -> list[str]:
         """The kind of each layer, without loading it."""
+        return [kind for kind, _ in self.places]
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """The kind and the index of each layer, without loading it."""
         layers = self.layers
-        return list(layers.kinds) if isinstance(layers, LazyLayers) else [layer.kind for layer in layers]
+        return list(layers.places) if isinstance(layers, LazyLayers) else [(x.kind, x.index) for x in layers]
 
     def kind(self, kind: str) -> Sequence[Layer]:
         """Return the layers of one kind, in order."""
@@ -290,7 +295,7 @@ class Record:
             return Layer(about["kind"], about["index"], about["name"], **tensors, strange=about.get("strange", ""))
 
         parts = {part: read_tensors(index[part]) for part in ("tokens", "masks", "readout")}
-        layers = LazyLayers([about["kind"] for about in index["layers"]], read_layer)
+        layers = LazyLayers([(about["kind"], about["index"]) for about in index["layers"]], read_layer)
         return cls(layers, words=index["words"], meta=index["meta"], **parts)
 
     def __repr__(self) -> str:
@@ -309,7 +314,7 @@ class Record:
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> "Record":
         if isinstance(layers := self.layers, LazyLayers):
-            changed: Sequence[Layer] = LazyLayers(layers.kinds, lambda k: layers[k].map(change))
+            changed: Sequence[Layer] = LazyLayers(layers.places, lambda k: layers[k].map(change))
         else:
             changed = [layer.map(change) for layer in layers]
         tokens, masks, readout = (
