@@ -24,10 +24,11 @@ from attnlab.commands.inspect.inspection import InspectionRequest, inspect
 from attnlab.commands.inspect.inspection_tables import SCHEMA
 from attnlab.config import parse_numbers
 from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
-from attnlab.reading.survey import iterate_batches
+from attnlab.reading.survey import SurveyConfig, expand_analyses, iterate_batches
 from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.records.record import Record
 from attnlab.tasks.task import EOS
+from attnlab.terminal.spelling import name_options
 
 HOSTILE = "<script>alert(1)</script> & $x$ cat"
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat .", "it sat .", "the cat saw nobody on the mat ."]
@@ -361,7 +362,7 @@ def test_every_tokenizer_is_shown_in_one_notation():
         (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: no such file"),
         (["ROOT/bert", "--file", "ROOT"], "is a folder"),
         (["ROOT/mamba", "--text", "cat"], "MambaModel has no attention.*state-space"),
-        (["ROOT/bert", "--text", "cat", "--revision", "x"], "revision='x' is for an id .*is a folder"),
+        (["ROOT/bert", "--text", "cat", "--revision", "x"], "^--revision x is for an id .*is a folder"),
         (["ROOT/bert", "--text", "cat", "--gguf-file", "x.gguf"], "no x.gguf in|pip install gguf"),
         (["ROOT/marian", "--text", "cat " * 54], "--text: 54 tokens"),
         (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
@@ -375,12 +376,18 @@ def test_every_tokenizer_is_shown_in_one_notation():
         (["ROOT/bert", "--text", "cat", "--layers", "7"], "layer 7"),
         (["ROOT/bert", "--text", "cat", "--layers", "0,7"], "layer 7"),
         (["ROOT/bert", "--text", "cat", "--heads", "5"], "head 5"),
-        (["ROOT/bert", "--text", "cat", "--heads", "a"], "heads=a"),
-        (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "dtype.*float8"),
-        (["ROOT/bert", "--text", "cat", "--max-length", "0"], "max_length must be at least 1"),
-        (["ROOT/bert", "--text", "cat", "--max-length", "99"], "max_length.* 53.* 99"),
-        (["ROOT/bert", "--text", "cat", "--batch-tokens", "0"], "batch_tokens must be at least 1"),
-        (["ROOT/bert", "--file", "ROOT/corpus.txt", "--limit", "0"], "limit must be at least 1"),
+        (["ROOT/bert", "--text", "cat", "--heads", "a"], "--heads a: expected whole"),
+        (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "^--dtype must.*float8"),
+        (["ROOT/bert", "--text", "cat", "--max-length", "0"], "^--max-length must be at least 1"),
+        (["ROOT/bert", "--text", "cat", "--max-length", "99"], "^--max-length.* 53.* 99"),
+        (["ROOT/bert", "--text", "cat", "--batch-tokens", "0"], "^--batch-tokens must be at least 1"),
+        (["ROOT/bert", "--file", "ROOT/corpus.txt", "--limit", "0"], "^--limit must be at least 1"),
+        (["ROOT/bert", "--text", "cat", "--layers", "3-1"], "^--layers 3-1: a range goes upwards, as 1-3"),
+        (["ROOT/bert", "--text", "cat", "--window", "-1"], "^--window must be at least 0, got -1"),
+        (
+            ["ROOT/bert", "--text", "cat", "--analysis", "signed", "--analysis", "signed"],
+            "^--analysis: signed is named",
+        ),
         (
             ["ROOT/bert", "--text", "cat", "--categories", "ROOT/corpus.txt"],
             "corpus.txt:1: .*category",
@@ -423,6 +430,30 @@ def test_numbers_and_ranges():
     for wrong in ("", "4-2", "1-2-3", "-1", "1,,2"):
         with pytest.raises(ValueError, match="layers="):
             parse_numbers(wrong, "layers")
+
+
+def test_analyses_that_share_a_table_are_refused():
+    assert expand_analyses(["all", "signed"])[-1] == "signed"
+    assert sorted(expand_analyses(["all", "signed"])) == sorted(ANALYSES)
+    for names, message in (
+        (["signed", "signed"], "signed is named twice$"),
+        (["signed", "./mine.py:Signed"], "signed is named twice, as signed and ./mine.py:Signed: rename one class"),
+        (["./mine.py:Heads"], "every inspection has a table heads; give the class another name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SurveyConfig(analyses=tuple(names))
+
+
+def test_errors_name_options_as_they_are_typed():
+    options = ["--batch-tokens", "--device", "--limit"]
+    for message, named in {
+        "batch_tokens must be at least 1, got 0": "--batch-tokens must be at least 1, got 0",
+        "device=cuda, but there is none; use device=cpu": "--device cuda, but there is none; use --device cpu",
+        "limit='a b' is no number": "--limit a b is no number",
+        "a/device=x and mydevice=y stay, and the limit too": "a/device=x and mydevice=y stay, and the limit too",
+    }.items():
+        assert name_options(message, options) == named
+    assert name_options("device=cuda", []) == "device=cuda"
 
 
 # --- in a notebook ---

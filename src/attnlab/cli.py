@@ -281,7 +281,7 @@ def inspect(
 
     request = inspecting.InspectionRequest(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
-        layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
+        layers=parse_numbers(layers, "--layers"), heads=parse_numbers(heads, "--heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()), document=document,
         windows=tuple(window or ()), revision=revision, gguf_file=gguf_file, importance=importance,
     )  # fmt: skip

@@ -57,11 +57,15 @@ class SurveyConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        taken = list(TABLES)
-        for name in map(name_analysis, expand_analyses(self.analyses)):
-            if name in taken:
-                raise ValueError(f"--analysis: there is already a table {name!r}; give the class another name")
-            taken.append(name)
+        given: dict[str, str] = {}
+        for analysis in expand_analyses(self.analyses):
+            name = name_analysis(analysis)
+            if name in TABLES:
+                raise ValueError(f"--analysis: every inspection has a table {name}; give the class another name")
+            if name in given:
+                advice = "" if given[name] == analysis else f", as {given[name]} and {analysis}: rename one class"
+                raise ValueError(f"--analysis: {name} is named twice{advice}")
+            given[name] = analysis
 
 
 def name_analysis(name: str) -> str:
@@ -70,8 +74,9 @@ def name_analysis(name: str) -> str:
 
 
 def expand_analyses(names: Sequence[str]) -> list[str]:
-    """Return the names of analyses; "all" stands for every registered one."""
-    return [each for name in names for each in (ANALYSES if name == EVERY else [name])]
+    """Return the names of analyses; "all" stands for every registered one that is not named beside it."""
+    every = [name for name in ANALYSES if name not in names]
+    return [each for name in names for each in (every if name == EVERY else [name])]
 
 
 @dataclass(frozen=True, eq=False)

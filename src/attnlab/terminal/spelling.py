@@ -8,7 +8,7 @@ key=value says what a thing is made of, and --option how the command runs. A com
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperGroup, TyperOption
@@ -22,6 +22,16 @@ NEXT = re.compile(r"--$|--?[A-Za-z]|\w+=")  # an option or a key=value, not the 
 class EitherSpelling(TyperGroup):
     """Commands that take options as key=value, and key=value as options."""
 
+    named: Collection[str] = ()  # the options of the command that runs, if errors name them as options
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            if len(error.args) == 1 and isinstance(error.args[0], str):
+                error.args = (name_options(error.args[0], self.named),)
+            raise
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, words = super().resolve_command(ctx, args)
         if command is None or isinstance(command, TyperGroup):
@@ -30,6 +40,7 @@ class EitherSpelling(TyperGroup):
         options = {key: each for each in parameters if isinstance(each, TyperOption) for key in each.opts}
         options |= {key: each for each in parameters if isinstance(each, TyperOption) for key in each.secondary_opts}
         takes_settings = any(each.name == SETTINGS for each in parameters)
+        self.named = () if takes_settings else [name for name in options if name.startswith("--")]
         return name, command, respell(words, options, settings=takes_settings, partial=ctx.resilient_parsing)
 
 
@@ -72,6 +83,15 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
 def name_option(key: str) -> str:
     """Return the option that a key may stand for: best_on_text gives --best-on-text."""
     return f"--{key.replace('_', '-')}"
+
+
+def name_options(message: str, options: Collection[str]) -> str:
+    """Return an error with settings written as options: "top_k must be 1; use dtype=x" gives "--top-k … --dtype x"."""
+    for option in options:
+        key = option.removeprefix("--").replace("-", "_")
+        message = re.sub(rf"^{key}s?(?= must )", option, message)
+        message = re.sub(rf"(?<![\w./-]){key}=(?:'([^']*)'|(?=[\w.,]))", rf"{option} \1", message)
+    return message
 
 
 def _suggest(key: str, options: Mapping[str, Any]) -> str:
