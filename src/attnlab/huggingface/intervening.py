@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attnlab.huggingface import dispatch, dummy_inputs, native, support
+from attnlab.huggingface import dispatch, dummy_inputs, layer_inputs, native, support
+from attnlab.huggingface.caps_and_sinks import has_sink
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.native import AttentionCall
 from attnlab.huggingface.projections import find_inner, list_projections
@@ -26,12 +27,11 @@ from attnlab.models.model import Model
 from attnlab.recording.interventions import (
     Intervention,
     PatchHead,
-    Site,
     change_mechanism,
     change_model,
-    list_sites,
     resolve_interventions,
 )
+from attnlab.recording.sites import Site, list_sites
 from attnlab.recording.watch import is_changed, mark_changed
 from attnlab.records.record import KINDS
 
@@ -47,7 +47,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 
     The model is whole again afterwards, also after an error. Our models can be changed in nested contexts; a Hugging
     Face model takes all interventions in one. Raises ValueError for a kind, layer or head that the model does not have;
-    for a position, the pass does.
+    for a position, the pass does, or with a cache, which may grow, the end of the context.
     """
     if isinstance(model, str | Path):
         raise TypeError(
@@ -96,6 +96,8 @@ class ChangedPass:
         self.calls = ModuleCalls(model)
         self.sites: list[Site] = []
         self._next: Counter[str] = Counter()  # one more than the number of the last layer of each kind
+        self._past: int | Tensor | None = None  # number of tokens in the cache before this pass; None: no cache
+        self._later: dict[Any, ValueError] = {}
         self._awaited: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
 
     @contextmanager
@@ -104,24 +106,31 @@ class ChangedPass:
             stack.enter_context(dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend, linear=True))
             stack.enter_context(self.calls.watch_modules())
             for whole in {self.model, self.model.base_model}:
-                stack.callback(whole.register_forward_pre_hook(self._begin).remove)
+                stack.callback(whole.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
                 stack.callback(whole.register_forward_hook(self._check_projected).remove)
+            if self.model.config.is_encoder_decoder:  # `generate` calls the encoder alone
+                encoder = self.model.get_encoder()
+                stack.callback(encoder.register_forward_pre_hook(self._begin_encoder).remove)
             if any(isinstance(each, PatchHead) or each.changes_outputs for each in self.chosen):
                 for projection in list_projections(self.model):
                     stack.callback(projection.register_forward_hook(self._change_outputs).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
             yield
+            for error in self._later.values():
+                raise error
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
         """Compute the context (b,i,h,d) of one layer with its interventions."""
         self._check_projected()
         kind, mechanism = self.calls.find_kind(call), dispatch.find_mechanism(call.module)
         part = "context" if mechanism is None else "mixed"
-        site = Site(kind, self.calls.number_layer(self._next[kind]), call.query.shape[1], part)
-        self._next[kind] = site.layer + 1
+        number = self.calls.number_layer(self._next[kind])
+        site = self._locate(Site(kind, number, call.query.shape[1], part), call)
+        self._next[kind] = number + 1
         chosen = [each for each in self.chosen if each.applies_to(site)]
         if mechanism is not None:
-            with mechanism.register_forward_hook(change_mechanism(chosen, site), with_kwargs=True):
+            here = replace(site, sinks=int(has_sink(call)))
+            with mechanism.register_forward_hook(change_mechanism(chosen, lambda _: here), with_kwargs=True):
                 query, key, value, mask = call.query, call.key, call.value, call.mask
                 mixed = dispatch.attend(call.module, query, key, value, mask, **call.options)[0]
         else:
@@ -151,9 +160,22 @@ class ChangedPass:
             mixed = each.change_mixed(mixed, site)
         return mixed
 
-    def _begin(self, _model: nn.Module, _args: tuple) -> None:
+    def _locate(self, site: Site, call: AttentionCall) -> Site:
+        """Return the site with the place of this pass in its text. A sliding cache has only the last keys."""
+        if self._past is None or site.kind == "encoder-self":
+            return site
+        end = self._past + call.query.shape[2]
+        first = 0 if site.kind == "cross" else max(0, int(end) - call.key.shape[2])
+        return replace(site, end=end, first_key=first, later=self._later)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._next.clear()
         self._awaited = None
+        cache = layer_inputs.find_cache(layer_inputs.bind_arguments(model, args, named))
+        self._past = None if cache is None else cache.get_seq_length()
+
+    def _begin_encoder(self, *_: Any) -> None:
+        self._next["encoder-self"] = 0
 
     def _change_outputs(self, _projection: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
         """Change the output of the linear map that reads the context just returned: it is the output projection."""

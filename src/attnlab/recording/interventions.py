@@ -13,13 +13,15 @@ In one attention layer
 
 A gate or norm of a Hugging Face model comes after mixed. PatchHead then patches the context before it, and the gate
 stays that of the changed pass. A head that is knocked out still computes its weights, so a carry to the next layer
-(CODA's and RealFormer's logits) does not change. Positions count from 0 in the sequences of the pass, padding included.
+(CODA's and RealFormer's logits) does not change. Positions count from 0 in the whole text, padding and tokens in a
+cache included. While a cache grows, a position may be that of a token that comes later.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -29,26 +31,16 @@ from torch import Tensor, nn
 from attnlab.config import write_ranges
 from attnlab.mechanisms.mechanism import Mechanism, repeat_heads
 from attnlab.models.attention import Attention
+from attnlab.models.blocks import Stack
+from attnlab.models.lstm import StateAttention
 from attnlab.recording.probe import require_eval_model
+from attnlab.recording.sites import Site, TextProgress, list_sites
 from attnlab.recording.turning import read_turning
 from attnlab.recording.watch import mark_changed
-from attnlab.records.record import KINDS, Record, apply_turning
+from attnlab.records.record import Record, apply_turning
 
 Positions = int | Tensor  # one position of all examples, or one for each, (b,)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-@dataclass(frozen=True)
-class Site:
-    """One attention layer of a model: its kind, its index within the kind, and its number of heads.
-
-    part   the tensor of a Record's layer that `change_mixed` gets: context if a gate of the model's own comes after it
-    """
-
-    kind: str
-    layer: int
-    heads: int
-    part: str = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,9 +91,22 @@ class Intervention:
     def fail(self, problem: str) -> ValueError:
         return ValueError(f"{type(self).__name__}: {problem}")
 
-    def mark_positions(self, positions: Positions | None, name: str, count: int, like: Tensor) -> Tensor:
-        """Return a bool mask (b,n) or (1,n) of positions in a sequence of `count`. Raises ValueError for others."""
-        places = torch.arange(count, device=like.device)
+    def mark_queries(self, positions: Positions | None, site: Site, count: int, like: Tensor) -> Tensor:
+        """Return a bool mask (b,i) or (1,i) of positions among the queries of a pass, as `mark_positions` does."""
+        return self.mark_positions(positions, "query", site.place_queries, site, count, like)
+
+    def mark_keys(self, positions: Positions | None, name: str, site: Site, count: int, like: Tensor) -> Tensor:
+        """Return a bool mask (b,j) or (1,j) of positions among the keys of a pass, as `mark_positions` does."""
+        return self.mark_positions(positions, name, site.place_keys, site, count, like)
+
+    def mark_positions(
+        self, positions: Positions | None, name: str, place: Callable[[int], Tensor], site: Site, count: int,
+        like: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return which of `count` queries or keys have these positions. Raises ValueError for those of no token.
+
+        In a text that is not complete, the error of a position that has not come yet is kept in site.later.
+        """
         if positions is None:
             return torch.ones(1, count, dtype=torch.bool, device=like.device)
         is_one = isinstance(positions, Integral) and not isinstance(positions, bool)
@@ -110,10 +115,17 @@ class Intervention:
             raise self.fail(
                 f"{name} must be an integer, or a tensor with one for each of {len(like)} examples, got {positions!r}"
             )
-        chosen = torch.as_tensor(positions, device=like.device).reshape(-1, 1)
-        if wrong := [int(x) for x in chosen.flatten() if not 0 <= x < count]:
-            raise self.fail(f"there is no {name} {wrong[0]}: this pass has {count}, numbered 0 … {count - 1}")
-        return chosen == places
+        chosen, places = torch.as_tensor(positions, device=like.device).reshape(-1, 1), place(count)
+        last = int(places[-1])
+        if wrong := [int(x) for x in chosen.flatten() if not 0 <= x <= last]:
+            counted = f"the text has {last + 1} tokens, numbered 0 … {last}, padding included"
+            error = self.fail(f"{name} {wrong[0]} is out of range: {counted}")
+            if site.later is None or min(wrong) < 0:
+                raise error
+            site.later[self, name] = error
+        elif site.later is not None:
+            site.later.pop((self, name), None)
+        return chosen == places.to(like.device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,8 +149,8 @@ class KnockOutEdge(Intervention):
     needs_weights: ClassVar[bool] = True
 
     def change_weights(self, weights: Tensor, site: Site) -> Tensor:
-        queries = self.mark_positions(self.query, "query", weights.shape[2], weights)
-        keys = self.mark_positions(self.key, "key", weights.shape[3], weights)
+        queries = self.mark_queries(self.query, site, weights.shape[2], weights)
+        keys = self.mark_keys(self.key, "key", site, weights.shape[3], weights)
         edges = queries[:, None, :, None] & keys[:, None, None, :]  # (b,1,i,j)
         changed = weights.masked_fill(edges & self.mark_heads(weights), 0.0)
         if not self.renormalize:
@@ -155,7 +167,7 @@ class KnockOutValue(Intervention):
     needs_weights: ClassVar[bool] = True
 
     def change_weights(self, weights: Tensor, site: Site) -> Tensor:
-        keys = self.mark_positions(self.token, "token", weights.shape[3], weights)[:, None, None, :]
+        keys = self.mark_keys(self.token, "token", site, weights.shape[3], weights)[:, None, None, :]
         return weights.masked_fill(keys & self.mark_heads(weights), 0.0)
 
 
@@ -163,7 +175,8 @@ class KnockOutValue(Intervention):
 class PatchHead(Intervention):
     """Replace the mixed context of a head, at all queries or one, by that of a Record of the same model.
 
-    record   of one example for all, or of as many examples as the pass has, and of the same length
+    record   of one example for all, or of as many examples as the pass has, and of the same length. With a cache that
+             grows, it may be longer, and tokens after its last one are not changed
     query    None: every query
     """
 
@@ -179,12 +192,15 @@ class PatchHead(Intervention):
         places = self.record.places
         if (site.kind, site.layer) not in places:
             raise self.fail(f"the record has no {site.kind} layer {site.layer}, which is patched")
-        other = getattr(self.record.layers[places.index((site.kind, site.layer))], site.part).to(mixed)  # (b,h,i,d)
-        if other.shape[1:] != mixed.shape[1:] or len(other) not in (1, len(mixed)):
+        other = getattr(self.record.layers[places.index((site.kind, site.layer))], site.part).to(mixed)  # (b,h,n,d)
+        count, rows = other.shape[2], site.place_queries(mixed.shape[2]).to(mixed.device)
+        fits = count == len(rows) if site.end is None else count >= int(site.end) or int(rows[0]) > 0
+        if not fits or other.shape[1::2] != mixed.shape[1::2] or len(other) not in (1, len(mixed)):
             shapes = f"{tuple(other.shape)}, and this pass {tuple(mixed.shape)}"
             raise self.fail(f"the record has contexts (examples, heads, queries, size) {shapes}: use texts as long")
-        marked = self.mark_positions(self.query, "query", mixed.shape[2], mixed)[:, None, :, None]
-        return torch.where(marked & self.mark_heads(mixed), other, mixed)
+        marked = self.mark_queries(self.query, site, len(rows), mixed) & (rows >= 0) & (rows < count)  # (b,i)
+        other = other.index_select(2, rows.clamp(0, count - 1))
+        return torch.where(marked[:, None, :, None] & self.mark_heads(mixed), other, mixed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,7 +223,7 @@ class Steer(Intervention):
     def change_outputs(self, outputs: Tensor, site: Site) -> Tensor:
         if self.vector.shape != outputs.shape[-1:]:
             raise self.fail(f"vector must have the shape ({outputs.shape[-1]},), got {tuple(self.vector.shape)}")
-        marked = self.mark_positions(self.query, "query", outputs.shape[1], outputs)
+        marked = self.mark_queries(self.query, site, outputs.shape[1], outputs)
         return outputs + marked.unsqueeze(-1) * (self.scale * self.vector.to(outputs))
 
 
@@ -253,7 +269,10 @@ def _resolve(each: Any, sites: Sequence[Site]) -> Intervention:
     kinds = list(dict.fromkeys(site.kind for site in sites))
     kind = kinds[0] if each.kind is None and len(kinds) == 1 else each.kind
     if kind not in kinds:
-        raise each.fail(f"kind must be {' or '.join(kinds)}, the attentions of this model, got {each.kind!r}")
+        *others, last = map(repr, kinds)
+        choices = f"{', '.join(others)} or {last}" if others else last
+        has = f"{len(kinds)} kinds of attention" if each.kind is None else f"no {each.kind!r} attention"
+        raise each.fail(f"this model has {has}: pass kind={choices}")
     ours = [site for site in sites if site.kind == kind]
     if each.layer is not None:
         ours = [site for site in ours if site.layer == each.layer]
@@ -268,36 +287,34 @@ def _resolve(each: Any, sites: Sequence[Site]) -> Intervention:
     return replace(each, kind=kind)
 
 
-def list_sites(model: nn.Module) -> list[Site]:
-    """Return the attention layers of our model, by kind and index."""
-    found = [module for module in model.modules() if isinstance(module, Attention)]
-    sites = [Site(module.kind, module.index, module.mechanism.heads) for module in found]
-    return sorted(sites, key=lambda site: (list(KINDS).index(site.kind), site.layer))
-
-
 @contextmanager
 def change_model(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
     """Change every pass of our model while the context is open. Afterwards, also after an error, no hook stays."""
     inner = require_eval_model(model)
-    chosen = resolve_interventions(interventions, list_sites(inner))
+    chosen, progress = resolve_interventions(interventions, list_sites(inner)), TextProgress()
     with ExitStack() as stack:
         for module in inner.modules():
+            if isinstance(module, Stack | StateAttention):
+                stack.enter_context(module.register_forward_pre_hook(progress.begin_pass, with_kwargs=True))
             if isinstance(module, Attention):
                 site = Site(module.kind, module.index, module.mechanism.heads)
                 if own := [each for each in chosen if each.applies_to(site)]:
-                    hook = change_mechanism(own, site)
+                    hook = change_mechanism(own, partial(progress.locate, site))
                     stack.enter_context(module.mechanism.register_forward_hook(hook, with_kwargs=True))
-                    stack.enter_context(module.register_forward_hook(_change_attention(own, site)))
+                    stack.enter_context(module.register_forward_hook(_change_attention(own, site, progress)))
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
         stack.enter_context(mark_changed(inner))
         yield
+        progress.check_reached()
 
 
-def change_mechanism(chosen: Sequence[Intervention], site: Site) -> Callable[..., tuple[Tensor, Any]]:
+def change_mechanism(
+    chosen: Sequence[Intervention], locate: Callable[[Mechanism], Site]
+) -> Callable[..., tuple[Tensor, Any]]:
     """Return a forward hook of a mechanism that changes its weights, then its mixed context."""
 
     def hook(mechanism: Any, args: Any, named: dict[str, Any], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        mixed = output[0]
+        mixed, site = output[0], locate(mechanism)
         if any(each.needs_weights for each in chosen):
             mixed = _mix_changed(mechanism, chosen, site, *args, **named)
         for each in chosen:
@@ -324,11 +341,13 @@ def _mix_changed(
     return mechanism.finish(frozen.turn(read_turning(mechanism, context, v, at, sides), context))
 
 
-def _change_attention(chosen: Sequence[Intervention], site: Site) -> Callable[..., tuple[Tensor, Any]]:
+def _change_attention(
+    chosen: Sequence[Intervention], site: Site, progress: TextProgress
+) -> Callable[..., tuple[Tensor, Any]]:
     def hook(attention: nn.Module, args: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         outputs, carry = output
         for each in chosen:
-            outputs = each.change_outputs(outputs, site)
+            outputs = each.change_outputs(outputs, replace(site, **progress.known))
         return outputs, carry
 
     return hook
