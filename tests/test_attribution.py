@@ -274,7 +274,28 @@ def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
     assert rows.loc["cross", "own_share"] == 0
 
 
-def test_value_zeroing_refuses_layers_that_are_not_recorded():
-    model = tiny_models.qwen3_next()
-    with pytest.raises(ValueError, match=r"value zeroing needs every layer, but 1 of 2 are recorded"):
-        record_zeroing(model, {"input_ids": torch.tensor([[3, 5, 7]])})
+@torch.no_grad()
+def test_value_zeroing_of_a_hybrid_model_is_a_pass_with_values_changed_by_hand():
+    """Oracle: the outputs of the blocks, of which some have linear attention."""
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"]
+    torch.manual_seed(0)
+    model, ids = tiny_models.qwen3_next(kinds).double().eval(), torch.arange(3, 10)[None]
+    blocks, states = model.model.layers, {}
+    for number, block in enumerate(blocks):
+        block.register_forward_hook(lambda _, args, output, number=number: states.update({number: output}))
+    record = record_zeroing(model, {"input_ids": ids})
+    assert [layer.index for layer in record.layers] == [1, 3]
+    for layer in record.layers:
+        model(ids, use_cache=False)
+        whole = states[layer.index]
+        for token in (0, 2, 6):
+            erase = blocks[layer.index].self_attn.v_proj.register_forward_hook(
+                lambda _, args, output, token=token: output.index_fill(1, torch.tensor(token), 0.0)
+            )
+            model(ids, use_cache=False)
+            erase.remove()
+            expected = 1 - torch.cosine_similarity(whole, states[layer.index], dim=-1)
+            torch.testing.assert_close(layer.extras["zeroing"][..., token], expected.clamp_min(0), rtol=1e-5, atol=1e-9)
+            assert expected.max() > 1e-4
+    with pytest.raises(ValueError, match="a rollout needs every layer, and this record lacks 0, 2, 4"):
+        rollout(record, "zeroing")

@@ -33,6 +33,15 @@ def test_rollout_by_hand():
     assert rollout(record, "weight")["encoder-self"].tolist() == [[[0.0, 1.0], [0.5, 0.5]]]
 
 
+def test_a_token_without_shares_is_refused():
+    """Of a token, not of padding: its rows would sum to 0."""
+    record = Record([layer_of([[1, 0], [0, 0]])])
+    with pytest.raises(ValueError, match=r"token 1 of example 0 takes nothing from any token by 'weight'"):
+        rollout(record, "weight")
+    padded_record = replace(record, masks={"source": torch.tensor([[True, False]])})
+    assert rollout(padded_record, "weight")["encoder-self"].tolist() == [[[1.0, 0.0], [0.0, 0.0]]]
+
+
 def test_flow_by_hand():
     """Capacities [[½,½],[0,1]], then [[1,0],[¼,¾]]: from output 1 to input 0 all goes over the edge of ¼."""
     record = Record([layer_of([[0, 1], [0, 1]]), layer_of([[1, 0], [0.5, 0.5]])])
@@ -158,11 +167,6 @@ def test_negative_weights_are_rolled_out_by_their_norms():
         rollout(record, "weight")
     found = rollout(record)["decoder-self"]
     assert (found >= 0).all()
-
-
-def test_a_query_that_sees_nothing_has_no_share():
-    blind = replace(layer_of([[0, 0], [0.5, 0.5]]))
-    assert rollout(Record([blind]), "weight")["encoder-self"].tolist() == [[[0, 0], [0.5, 0.5]]]
 
 
 def test_nothing_to_roll_out():

@@ -13,7 +13,8 @@ MAPS works. In a decoder with cross attention, the feed-forward follows the cros
 kind there, for example {"encoder-self": "block", "decoder-self": "norm", "cross": "block"}.
 
 Results are named as layers are: "encoder-self" and "decoder-self" (b,i,j), and "cross" (b,i,j), target from source.
-Rows of "decoder-self" and "cross" together sum to 1.
+Rows of "decoder-self" and "cross" together sum to 1. A record that lacks layers of a hybrid model has no rollout, nor
+has one in which a token takes nothing from any token.
 """
 
 from collections.abc import Iterator, Mapping
@@ -141,6 +142,8 @@ def _shares(record: Record, by: By) -> Iterator[tuple[Layer, Tensor, Tensor]]:
     """Yield each layer with the shares of its keys (b,i,j) and of the query itself (b,i); together they sum to 1."""
     if not len(record.layers):
         raise ValueError("this record has no layers, so there is nothing to roll out")
+    if missing := record.meta.get("missing_layers"):
+        raise ValueError(f"a rollout needs every layer, and this record lacks {missing}: read the maps of its layers")
     if not isinstance(by, str) and (missing := set(record.kinds) - set(by)):
         raise ValueError(f"by= has no map for {', '.join(sorted(missing))}")
     for layer in record.layers:
@@ -149,7 +152,11 @@ def _shares(record: Record, by: By) -> Iterator[tuple[Layer, Tensor, Tensor]]:
             raise ValueError(f"{layer.name} has negative weights, which are not shares; roll out norms with by='norm'")
         own = torch.zeros_like(mixed.map[..., 0]) if mixed.own is None else mixed.own
         total = mixed.map.sum(-1) + own  # (b,i)
-        total = total.masked_fill(total == 0, 1.0)  # a query that sees and keeps nothing has no shares
+        if bool((blank := (total == 0) & read_token_masks(record, layer)[0]).any()):
+            example, token = blank.nonzero()[0].tolist()
+            what = f"token {token} of example {example} takes nothing from any token by {by!r}"
+            raise ValueError(f"{layer.name}: {what}, so it has no shares to roll out; use by='norm'")
+        total = total.masked_fill(total == 0, 1.0)  # padding that sees nothing
         yield layer, mixed.map / total[..., None], own / total
 
 

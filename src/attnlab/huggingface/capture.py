@@ -60,16 +60,17 @@ def record_pass(
 
 
 def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the entry of the Record's meta that says which parts of a model attend otherwise, and are not recorded."""
+    """Return the entries of the Record's meta that say which parts of a model are not recorded."""
     torchs = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]  # as in SigLIP
     notes = [f"{name} (torch.nn.MultiheadAttention)" for name in torchs]
-    blocks = set(find_blocks(model).values())
+    blocks, named = set(find_blocks(model).values()), {}
     if missing := sorted(blocks - {layer.index for layer in layers}):
         types = getattr(model.config.get_text_config(), "layer_types", None) or ()
         kinds = sorted({types[number] for number in missing}) if len(types) == len(blocks) else ["no attention"]
         which = f"{len(missing)} of {len(blocks)} layers ({', '.join(kinds)})"
-        notes.append(f"{which}: {', '.join(write_ranges(missing))}")
-    return {"unrecorded": "; ".join(notes)} if notes else {}
+        named = {"missing_layers": ", ".join(write_ranges(missing))}
+        notes.append(f"{which}: {named['missing_layers']}")
+    return {"unrecorded": "; ".join(notes)} | named if notes else {}
 
 
 class ModuleCalls:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.huggingface import dispatch, inputs
+from attnlab.huggingface.capture import find_blocks
 from attnlab.huggingface.intervening import intervene
 from attnlab.huggingface.projections import find_inner
 from attnlab.huggingface.recorder import record
@@ -43,7 +44,7 @@ def record_zeroing(model: nn.Module, batch: Any, **how: Any) -> Record:
     for example in range(len(full)):
         one = {name: x[example : example + 1] for name, x in given.items()}
         whole = _read_states(inner, one)
-        _check_states(full, whole)
+        _check_states(inner, full, whole)
         for layer, held in zip(full.layers, maps, strict=True):
             count = layer.grouped_values.shape[2]
             many = {name: x.expand(count, *x.shape[1:]) for name, x in one.items()}
@@ -56,12 +57,14 @@ def record_zeroing(model: nn.Module, batch: Any, **how: Any) -> Record:
     return replace(full, layers=[replace(layer, extras=x) for layer, x in zip(full.layers, extras, strict=True)])
 
 
-def _check_states(full: Record, states: Mapping[str, Any]) -> None:
-    """Refuse a model with layers that are not recorded: a layer's number would name another state."""
+def _check_states(model: nn.Module, full: Record, states: Mapping[str, Any]) -> None:
+    """Check that the number of each layer names the state after its block, also where blocks have no attention."""
     for stack in {KINDS[layer.kind][0] for layer in full.layers}:
-        count = sum(layer.kind != "cross" and KINDS[layer.kind][0] == stack for layer in full.layers)
-        if len(states[stack]) != count:
-            raise ValueError(f"value zeroing needs every layer, but {count} of {len(states[stack])} are recorded")
+        numbers = [layer.index for layer in full.layers if layer.kind != "cross" and KINDS[layer.kind][0] == stack]
+        blocks = sorted(set(find_blocks(model).values())) if "missing_layers" in full.meta else numbers
+        if len(states[stack]) != len(blocks) or not set(numbers) <= set(blocks):
+            kind, count = type(model).__name__, len(states[stack])
+            raise ValueError(f"value zeroing needs the state after each layer: {kind} has {count} for {len(blocks)}")
 
 
 def _name_inputs(model: Model, batch: Any) -> dict[str, Tensor]:
