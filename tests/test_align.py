@@ -278,10 +278,10 @@ def test_words_are_between_white_space_or_as_moses_cuts_them(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["RUN", "--by", "wieght"], "by .*did you mean 'weight'"),
-        (["RUN", "--layer", "7"], "layer must be 0 to 2"),
-        (["RUN", "--layer", "top"], "layer must be a number"),
-        (["RUN", "--setting", "out"], "setting must be one of awo, awi"),
+        (["RUN", "--by", "wieght"], "--by .*did you mean 'weight'"),
+        (["RUN", "--layer", "7"], "--layer must be 0 to 2"),
+        (["RUN", "--layer", "top"], "--layer must be a number"),
+        (["RUN", "--setting", "out"], "--setting must be one of awo, awi"),
         (["RUN", "--layer", "best-on"], "best-on needs gold links"),
         (["RUN", "--layer", "best-on", "--head", "highest-norm"], "layer and head must use the same rule"),
         (["RUN", "--by", "probe", "--setting", "awi"], "--by probe"),

@@ -87,7 +87,7 @@ def test_every_mechanism_is_planned_one_seed_after_the_other(tmp_path):
         assert run.trained.model.neutral == (name in NEUTRAL and name != "softmax")
         assert run.recipe["model"]["path"] == run.recipe["data"]["tokenizer"] == "Model"
         assert str(tmp_path) not in json.dumps(run.recipe)
-    assert asked.asked[0].trained.training.steps * asked.asked[0].trained.training.batch_tokens == 2**20
+    assert asked.asked[0].trained.training.steps * asked.asked[0].trained.training.batch_tokens == 2**19
 
 
 def replace_running(rows):

@@ -438,7 +438,7 @@ def test_analyses_that_share_a_table_are_refused():
     for names, message in (
         (["signed", "signed"], "signed is named twice$"),
         (["signed", "./mine.py:Signed"], "signed is named twice, as signed and ./mine.py:Signed: rename one class"),
-        (["./mine.py:Heads"], "every inspection has a table heads; give the class another name"),
+        (["./mine.py:Heads"], "every inspection has a table 'heads'; give the class another name"),
     ):
         with pytest.raises(ValueError, match=message):
             SurveyConfig(analyses=tuple(names))

@@ -206,7 +206,7 @@ def test_chosen_layers_and_heads_are_those_of_the_whole(record):
         pd.testing.assert_frame_equal(some[name], want)
     with pytest.raises(ValueError, match="no head 11"):
         counted(record, heads=[11])
-    with pytest.raises(ValueError, match=r"no layer 99; .* 0 … "):
+    with pytest.raises(ValueError, match=r"no layer 99; its layers are 0-"):
         counted(record, layers=[99])
 
 

@@ -61,7 +61,7 @@ class SurveyConfig:
         for analysis in expand_analyses(self.analyses):
             name = name_analysis(analysis)
             if name in TABLES:
-                raise ValueError(f"--analysis: every inspection has a table {name}; give the class another name")
+                raise ValueError(f"--analysis: every inspection has a table {name!r}; give the class another name")
             if name in given:
                 advice = "" if given[name] == analysis else f", as {given[name]} and {analysis}: rename one class"
                 raise ValueError(f"--analysis: {name} is named twice{advice}")
