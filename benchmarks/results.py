@@ -28,64 +28,6 @@ FLOOR = (
 SHORT = 8  # rows of a table that is not folded
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: stack both queries, and combine
 
-REWORDED = {  # remarks of old ledgers in plain words
-    "nor whether its perplexity is of the test part: it is held against the test part here. Of NON, NAP and "
-    "de-attention only 'severe degradation' is known.": "nor the part of its perplexity; here it is compared with the "
-    "test part. The paper says of NON, NAP and de-attention only that they have a 'severe degradation'.",
-    "with x the mean, which is not the least; relative, it is divided by ‖X‖. Which of the two the paper shows is not "
-    "known: both are held against what it says.": "with x the mean, which is an upper bound. The relative residual is "
-    "divided by ‖X‖. The paper does not say which of the two it shows, so both are compared with its claim.",
-    "its curves could not be had, only that daGPAM keeps more of the residual. The claim is held against λ⁺ = 1": "we "
-    "know only its claim that daGPAM keeps more of the residual. The claim is tested at λ⁺ = 1",
-    "Where λ⁺ = λ⁻ the weights sum to 1 and the region holds the convex hull. Elsewhere it holds the hull stretched by "
-    "the sum, 1 + λ⁺ − λ⁻: at λ⁻ = 0 most outputs are outside though no weight is negative, so the share outside does "
-    "not by itself speak for signed weights.": "If λ⁺ = λ⁻, the weights sum to 1 and the region contains the convex "
-    "hull. Otherwise it contains the hull stretched by the sum, 1 + λ⁺ − λ⁻. At λ⁻ = 0 most outputs are outside "
-    "although no weight is negative. So the share outside is no evidence for signed weights.",
-    "The paper says that daGPAM's query gradients are larger; by how much is not known.": "The paper says that "
-    "daGPAM's query gradients are larger, but not by how much.",
-    "The rate was looked for with the first seed alone, by validation perplexity; where the best is the lowest or the "
-    "highest tried, a better one may lie beyond it.": "The learning rate was searched with the first seed only, by "
-    "validation perplexity. If the best rate is the lowest or the highest tried, a better one may be beyond it.",
-    "Of β^uf and β it is that of the checkpoint that agrees best, as in the paper; fig2 has the last one beside it.":
-    "β^uf and β are taken at the checkpoint that agrees best, as in the paper; fig2 also has the last checkpoint.",
-    "take so many thousand updates:": "take, in thousands of updates:",
-    "and measuring what they made 7,679 s, added up over all models.": "and measuring took 7,679 s, summed over all "
-    "models.",
-    "So the peak is put where the other seeds have it, and the value of each seed there is set against its own at the "
-    "first and the last checkpoint.": "So each seed's value is read at the peak of the other seeds, and compared with "
-    "its own first and last value.",
-    "The paper prints no number of it. SST, which it keeps, stands beside it: agreement should be lower on SMS. Sizes "
-    "are of 3,500 training messages, equal messages kept in one part.": "The paper prints no number for SMS. It is "
-    "compared with SST: agreement should be lower on SMS. There are 3,500 training messages; equal messages are in one "
-    "part.",
-    "A hypothesis holds in a seed where its two ≫ are differences above 0, and its ≈ is closer than either of them.":
-    "A hypothesis holds in a seed if its two ≫ are differences above 0 and its ≈ is closer than both.",
-    "What has not been learnt by then may be learnt later.": "A case that is not learnt by then may be learnt later.",
-    "12 put aside. Good and bad ones on every backbone that was tried:": "12 neither. Good and bad heads on every "
-    "backbone that was tried:",
-    "the weight chosen on every other one is 2: Spearman 0.77 [0.53, 0.91] there, Spearman 0.82 [0.59, 0.92] on the "
-    "rest. Learnt is what has its largest weight on the right position for 90% of the targets.": "the weight chosen on "
-    "every second one is 2: Spearman 0.77 [0.53, 0.91] on these, 0.82 [0.59, 0.92] on the rest. A seed has learnt if "
-    "its largest weight is on the right position for 90% of the targets.",
-    "More heads are smaller heads: the cost stays the same. CODA's net grows with them (24h² + 9h numbers an "
-    "attention; at 32 heads 1.1 % of iwslt14's parameters), so the sweep is not at constant size.": "More heads are "
-    "smaller heads, so the cost stays the same. CODA's network grows with them (24h² + 9h numbers per attention; at 32 "
-    "heads 1.1 % of iwslt14's parameters), so models with more heads are slightly larger.",
-    'So the columns "average JSD" and all verdicts are at the mean logits; "sampled" has one noisy pass, and beside it '
-    "stands the null: the Transformer, given the same noise.": 'So "average JSD" and all verdicts are at the mean '
-    'logits. "Sampled" has one noisy pass, and the null is the Transformer with the same noise.',
-    "A level on other data is therefore not held against Table 4, only the order of the models.": "So on other data "
-    "only the order of the models is compared with Table 4.",
-    "Four points are few, and a trait of a model (noise, cascade) may move both: within a model, over seeds, is the "
-    "sterner question.": "Four points are few, and noise or cascade may change both JSD and BLEU. The correlation over "
-    "seeds within a model is the stricter test.",
-    "Frequency ranks from the authors' counts.": "Frequency ranks are those of the authors' counts.",
-    "sequences of wikitext-2 a seed": "sequences of wikitext-2 per seed",
-    "of each seed, nats a target:": "of each seed, in nats per target:",
-    "Trained on 160,485 pairs, those of the gold set too.": "Trained on 160,485 pairs, which include the gold set.",
-}  # fmt: skip
-
 
 def render_page() -> str:
     """Return the page as Markdown: its contents, then the papers, comparisons of attention, and speed."""
@@ -503,7 +445,7 @@ def render_study(name: str) -> str:
             about_row = [cell.row, cell.column, format_published(cell), ours, interval, p]
             rows.append([*about_row, cell.outcome, ", ".join(cell.tags)])
         parts += [f"### {item.title}", f"{command}. {on}."]
-        parts += [quote_tokens(reword(" ".join(item.remarks)))] if item.remarks else []
+        parts += [quote_tokens(" ".join(item.remarks))] if item.remarks else []
         parts += [fold_table(rows, count_verdicts(cells), short=0)] if cells else []
         missing = len(item.cells) - len(cells)
         parts += [f"{missing} more cells are not run."] if missing else []
@@ -594,13 +536,6 @@ def count_verdicts(cells: list[Cell]) -> str:
     """Return how many cells have each verdict."""
     counts = Counter(cell.verdict for cell in cells)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
-
-
-def reword(text: str) -> str:
-    """Return a remark with the phrases of old ledgers in plain words."""
-    for old, new in REWORDED.items():
-        text = text.replace(old, new)
-    return text
 
 
 def quote_tokens(text: str) -> str:
