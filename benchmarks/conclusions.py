@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from claims import CLAIMS, CONDITIONS, MAIN, STUDIES, Claim
+from page_tables import fold_table, fold_text
 
 from attnlab.experiments.power import is_pairing_better
 from attnlab.experiments.reproduction import ItemResult
@@ -19,7 +20,7 @@ from attnlab.experiments.significance import contrast_seeds, correct_by_holm
 from attnlab.experiments.study_page import format_published
 from attnlab.experiments.verdicts import VERDICTS, Cell, correct_claims
 from attnlab.studies.zheng2021.coda_models import LABELS
-from results import fold_table, fold_text, read_items
+from results import read_items
 
 ROOT = Path(__file__).parent.parent
 AS_QUALITY = {"reproduced": "better", "same direction": "better", "opposite": "worse"}

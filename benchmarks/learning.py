@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import measuring
+from page_tables import format_spread
 
 from attnlab.config import split_pairs
 from attnlab.decoding.evaluation import evaluate_part
@@ -27,7 +28,6 @@ from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.experiments.recipes import MULTI30K, PENN_TREEBANK
 from attnlab.experiments.schedulers import open_scheduler
 from attnlab.training.recipe import resolve_recipe
-from results import format_spread
 
 SETS = {"multi30k": ("translation", "test", MULTI30K), "ptb": ("language", "test-context", PENN_TREEBANK)}
 

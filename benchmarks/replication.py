@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results import format_table
+from page_tables import format_table
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (
