@@ -25,7 +25,7 @@ from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
 
 FILE = "hmm.safetensors"
-MOSTLY = 0.5  # share of unknown words above which a note says so
+WARNING_SHARE = 0.5  # larger shares of unknown words get a note
 KINDS: tuple[str, ...] = get_args(Kind)
 
 Pairs = tuple[Sentences, Sentences]
@@ -122,7 +122,7 @@ def _describe_unknown(corpus: WordPairs) -> list[str]:
     sides = {"source": corpus.source, "target": corpus.target}
     shares = {side: float((words == UNK).mean()) for side, words in sides.items() if len(words)}
     worst = max(shares, key=lambda side: shares[side], default="")
-    if not worst or shares[worst] <= MOSTLY:
+    if not worst or shares[worst] <= WARNING_SHARE:
         return []
     reason = "check the order of the files, their language and tokens, and the direction of the model"
     return [f"{100 * shares[worst]:.0f} % of the {worst} words were never seen in training: {reason}"]

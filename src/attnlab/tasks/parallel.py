@@ -91,11 +91,11 @@ def _make_reader(config: "TranslationConfig", dataset: NamedSet, stem: str, lang
 def _join(config: "TranslationConfig", dataset: NamedSet, stems: Sequence[str], languages: tuple[str, str]) -> Reader:
     """Return a function that reads several texts as one."""
 
-    def read() -> Pairs:
+    def read_all() -> Pairs:
         texts = [_make_reader(config, dataset, stem, languages)() for stem in stems]
         return [line for source, _ in texts for line in source], [line for _, target in texts for line in target]
 
-    return read
+    return read_all
 
 
 def _read_table(

@@ -24,6 +24,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnlab.mechanisms.kernels.head_scores import (
+    compose_heads,
+    find_near,
+    has_near,
+    load_matrices,
+    place_pairs,
+    score_heads,
+)
 from attnlab.mechanisms.kernels.head_tiles import TYPES, choose_keys, choose_rows
 from attnlab.mechanisms.kernels.launch import (
     divide_up,
@@ -34,68 +42,7 @@ from attnlab.mechanisms.kernels.launch import (
     round_up,
     select_device,
 )
-from attnlab.mechanisms.kernels.online import LOG2_E
-from attnlab.mechanisms.kernels.pairs import first_query, is_visible, last_key, read_mask
-
-
-@triton.jit
-def _place(i, j, h, heads, rows, keys):
-    """Offsets of pairs in one example of (b,h,i,j), and which exist: (BI,BJ,H)."""
-    inside = (i < rows)[:, None, None] & (j < keys)[None, :, None] & (h < heads)[None, None, :]
-    return h[None, None, :] * (rows * keys) + i[:, None, None] * keys + j[None, :, None], inside
-
-
-@triton.jit
-def _load_matrices(x, n, h, heads, size, x_n, T: tl.constexpr):
-    """Load the matrices of rows or keys n of one example: (·,H,H), heads in, heads out."""
-    inside = (n < size)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
-    place = n[:, None, None] * x_n + h[None, :, None] * heads + h[None, None, :]
-    return tl.load(x + place, mask=inside, other=0.0).to(T)
-
-
-@triton.jit
-def _compose(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.constexpr, TURNED: tl.constexpr):
-    """Mix the heads of a (BI,BJ,H) by m (BI,H,H) and by the keys' matrices. TURNED: by these transposed, as m is."""
-    fed = a.to(T)
-    mixed = tl.dot(fed, m, input_precision="ieee")
-    if KEYED:
-        k = _load_matrices(of_keys, j, h, heads, keys, heads * heads, T)
-        if TURNED:
-            k = tl.permute(k, (0, 2, 1))
-        mixed += tl.permute(tl.dot(tl.permute(fed, (1, 0, 2)), k, input_precision="ieee"), (1, 0, 2))
-    return mixed
-
-
-@triton.jit
-def _has_near(first, left, rows, keys, BJ: tl.constexpr, NEAR: tl.constexpr):
-    """Whether a tile of rows from `first` on and BJ keys from `left` on has near pairs."""
-    return (NEAR > 0) & (first + (keys - rows) - left < NEAR - 1 + BJ)
-
-
-@triton.jit
-def _find_near(i, j, h, inside, rows, keys, NEAR: tl.constexpr):
-    """Offsets of near pairs, 0 ≤ t = i − j < NEAR, in one example of (b,h,i,NEAR), and which pairs these are."""
-    t = (i + (keys - rows))[:, None, None] - j[None, :, None]
-    return (h[None, None, :] * rows + i[:, None, None]) * NEAR + t, inside & (t >= 0) & (t < NEAR)
-
-
-@triton.jit
-def _score(
-    s, near, m, of_keys, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr,
-    NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """s and Z log₂ e of one tile, in float32, and which pairs are visible; s is 0 and Z is −∞ where they are not."""
-    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
-    place, inside = _place(i, j, h, heads, rows, keys)
-    a = tl.load(s + place, mask=inside, other=0.0)
-    if _has_near(first, left, rows, keys, j.shape[0], NEAR):
-        at, close = _find_near(i, j, h, inside, rows, keys, NEAR)
-        a = tl.where(close, tl.load(near + at, mask=close, other=0.0), a)
-    a = tl.where(seen, a.to(tl.float32), 0.0)
-    z = a
-    if FIRST:
-        z = _compose(a, m, of_keys, j, h, heads, keys, T, KEYED, False)
-    return a, tl.where(seen, z * LOG2_E, float("-inf")), seen
+from attnlab.mechanisms.kernels.pairs import first_query, last_key, read_mask
 
 
 @remember_calls
@@ -116,7 +63,7 @@ def _forward(
     out += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
-    m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
     end = last_key(first + BI, rows, keys, CAUSAL)
     plane = (b * heads + h[None, :]) * rows + i[:, None]
     exists = (i < rows)[:, None] & (h < heads)[None, :]
@@ -126,24 +73,24 @@ def _forward(
         top, total = tl.full((BI, H), float("-inf"), tl.float32), tl.zeros((BI, H), dtype=tl.float32)
         for left in range(0, end, BJ):
             j = left + tl.arange(0, BJ)
-            _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
-                             NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+            _, z, _ = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i,
+                                  m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
             higher = tl.maximum(top, tl.max(z, 1))
             level = tl.where(higher == float("-inf"), 0.0, higher)
             total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
             top = higher
         level = tl.where(total == 0.0, 0.0, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
         tl.store(lse + plane, level, mask=exists)
-    n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
-        _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
-                         NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
-        w = _compose(tl.exp2(z - level[:, None, :]), n, key_after, j, h, heads, keys, T, KEYED, False)
-        place, inside = _place(i, j, h, heads, rows, keys)
+        _, z, _ = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j,
+                              T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+        w = compose_heads(tl.exp2(z - level[:, None, :]), n, key_after, j, h, heads, keys, T, KEYED, False)
+        place, inside = place_pairs(i, j, h, heads, rows, keys)
         tl.store(out + place, w, mask=inside)
     for left in range(tl.cdiv(end, BJ) * BJ, keys, BJ):
-        place, inside = _place(i, left + tl.arange(0, BJ), h, heads, rows, keys)
+        place, inside = place_pairs(i, left + tl.arange(0, BJ), h, heads, rows, keys)
         tl.store(out + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
 
 
@@ -182,8 +129,8 @@ def _backward_rows(
     grad += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
-    m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
-    n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
     plane = (b * heads + h[None, :]) * rows + i[:, None]
     known = (i < rows)[:, None] & (h < heads)[None, :]
     level = tl.load(lse + plane, mask=known, other=0.0)
@@ -192,15 +139,15 @@ def _backward_rows(
     sum_up = tl.zeros((BI, H, H), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
-        a, z, seen = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
-                            NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+        a, z, seen = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i,
+                                 m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         p = tl.exp2(z - level[:, None, :])
-        place, inside = _place(i, j, h, heads, rows, keys)
+        place, inside = place_pairs(i, j, h, heads, rows, keys)
         g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
         turned = tl.permute(p.to(T), (0, 2, 1))
         sum_n = tl.dot(turned, g.to(T), sum_n, input_precision="ieee")
         if FIRST or KEYED:
-            up = p * _compose(g, tl.permute(n, (0, 2, 1)), key_after, j, h, heads, keys, T, KEYED, True)
+            up = p * compose_heads(g, tl.permute(n, (0, 2, 1)), key_after, j, h, heads, keys, T, KEYED, True)
         if FIRST:
             turned = tl.permute(a.to(T), (0, 2, 1))
             sum_up = tl.dot(turned, up.to(T), sum_up, input_precision="ieee")
@@ -218,7 +165,7 @@ def _backward_rows(
 def _clear(x, start, end, j, h, heads, rows, keys, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr):
     """Write 0 at the pairs of keys j and the tiles of rows from `start` to `end`."""
     for above in range(start, end, BI):
-        place, inside = _place(above + tl.arange(0, BI), j, h, heads, rows, keys)
+        place, inside = place_pairs(above + tl.arange(0, BI), j, h, heads, rows, keys)
         tl.store(x + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
 
 
@@ -258,29 +205,29 @@ def _backward_keys(
     start = tl.minimum(end, tl.maximum(begin, first_query(left, rows, keys, CAUSAL) // BI * BI))
     _clear(ds, begin, start, j, h, heads, rows, keys, BI, BJ, H)
     if not EACH:
-        m = _load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, T)
-        n = tl.permute(_load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, T), (0, 2, 1))
+        m = load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, T)
+        n = tl.permute(load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, T), (0, 2, 1))
     if KEYED:
         sum_m, sum_n = tl.zeros((BJ, H, H), dtype=tl.float32), tl.zeros((BJ, H, H), dtype=tl.float32)
     for below in range(start, end, BI):
         i = below + tl.arange(0, BI)
         if EACH:
-            m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
-            n = tl.permute(_load_matrices(after + b * x_b, i, h, heads, rows, x_i, T), (0, 2, 1))
-        a, z, seen = _score(s, near, m, key_before, mask, b, below, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
-                            NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+            m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+            n = tl.permute(load_matrices(after + b * x_b, i, h, heads, rows, x_i, T), (0, 2, 1))
+        a, z, seen = score_heads(s, near, m, key_before, mask, b, below, left, i, j, h, heads, rows, keys, m_b, m_i,
+                                 m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         plane = (b * heads + h[None, :]) * rows + i[:, None]
         known = (i < rows)[:, None] & (h < heads)[None, :]
         p = tl.exp2(z - tl.load(lse + plane, mask=known, other=0.0)[:, None, :])
-        place, inside = _place(i, j, h, heads, rows, keys)
+        place, inside = place_pairs(i, j, h, heads, rows, keys)
         g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
-        dp = _compose(g, n, key_after, j, h, heads, keys, T, KEYED, True)
+        dp = compose_heads(g, n, key_after, j, h, heads, keys, T, KEYED, True)
         dz = p * (dp - tl.load(delta + plane, mask=known, other=0.0)[:, None, :])
         back = dz
         if FIRST:
-            back = _compose(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
-        if _has_near(below, left, rows, keys, BJ, NEAR):
-            at, close = _find_near(i, j, h, inside, rows, keys, NEAR)
+            back = compose_heads(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
+        if has_near(below, left, rows, keys, BJ, NEAR):
+            at, close = find_near(i, j, h, inside, rows, keys, NEAR)
             tl.store(dnear + at, back, mask=close)
             back = tl.where(close, 0.0, back)
         tl.store(ds + place, back, mask=inside)

@@ -1,0 +1,67 @@
+"""A tile of logits with all heads, (BI,BJ,H), for the kernels of mixed_heads.py: places, matrices and scores."""
+
+import triton
+import triton.language as tl
+
+from attnlab.mechanisms.kernels.online import LOG2_E
+from attnlab.mechanisms.kernels.pairs import is_visible
+
+
+@triton.jit
+def place_pairs(i, j, h, heads, rows, keys):
+    """Offsets of pairs in one example of (b,h,i,j), and which exist: (BI,BJ,H)."""
+    inside = (i < rows)[:, None, None] & (j < keys)[None, :, None] & (h < heads)[None, None, :]
+    return h[None, None, :] * (rows * keys) + i[:, None, None] * keys + j[None, :, None], inside
+
+
+@triton.jit
+def load_matrices(x, n, h, heads, size, x_n, T: tl.constexpr):
+    """Load the matrices of rows or keys n of one example: (·,H,H), heads in, heads out."""
+    inside = (n < size)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
+    place = n[:, None, None] * x_n + h[None, :, None] * heads + h[None, None, :]
+    return tl.load(x + place, mask=inside, other=0.0).to(T)
+
+
+@triton.jit
+def compose_heads(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.constexpr, TURNED: tl.constexpr):
+    """Mix the heads of a (BI,BJ,H) by m (BI,H,H) and by the keys' matrices. TURNED: by these transposed, as m is."""
+    fed = a.to(T)
+    mixed = tl.dot(fed, m, input_precision="ieee")
+    if KEYED:
+        k = load_matrices(of_keys, j, h, heads, keys, heads * heads, T)
+        if TURNED:
+            k = tl.permute(k, (0, 2, 1))
+        mixed += tl.permute(tl.dot(tl.permute(fed, (1, 0, 2)), k, input_precision="ieee"), (1, 0, 2))
+    return mixed
+
+
+@triton.jit
+def has_near(first, left, rows, keys, BJ: tl.constexpr, NEAR: tl.constexpr):
+    """Whether a tile of rows from `first` on and BJ keys from `left` on has near pairs."""
+    return (NEAR > 0) & (first + (keys - rows) - left < NEAR - 1 + BJ)
+
+
+@triton.jit
+def find_near(i, j, h, inside, rows, keys, NEAR: tl.constexpr):
+    """Offsets of near pairs, 0 ≤ t = i − j < NEAR, in one example of (b,h,i,NEAR), and which pairs these are."""
+    t = (i + (keys - rows))[:, None, None] - j[None, :, None]
+    return (h[None, None, :] * rows + i[:, None, None]) * NEAR + t, inside & (t >= 0) & (t < NEAR)
+
+
+@triton.jit
+def score_heads(
+    s, near, m, of_keys, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr,
+    NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """s and Z log₂ e of one tile, in float32, and which pairs are visible; s is 0 and Z is −∞ where they are not."""
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
+    place, inside = place_pairs(i, j, h, heads, rows, keys)
+    a = tl.load(s + place, mask=inside, other=0.0)
+    if has_near(first, left, rows, keys, j.shape[0], NEAR):
+        at, close = find_near(i, j, h, inside, rows, keys, NEAR)
+        a = tl.where(close, tl.load(near + at, mask=close, other=0.0), a)
+    a = tl.where(seen, a.to(tl.float32), 0.0)
+    z = a
+    if FIRST:
+        z = compose_heads(a, m, of_keys, j, h, heads, keys, T, KEYED, False)
+    return a, tl.where(seen, z * LOG2_E, float("-inf")), seen
