@@ -69,13 +69,14 @@ def test_the_wheel_works_without_the_repository(tmp_path):
     assert version == attnlab.__version__
 
 
-def test_a_release_has_one_version():
+def test_a_release_has_one_version_and_one_date():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == attnlab.__version__
     assert cited["license"] == PROJECT["license"]
     assert "version" in PROJECT["dynamic"]
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert attnlab.__version__ in headings
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {attnlab.__version__} - {cited['date-released']}\n" in changes
+    headings = re.findall(r"^## (\S+)", changes, re.MULTILINE)
     assert headings.index(attnlab.__version__) == len([name for name in headings if name == "Unreleased"])
 
 

@@ -28,6 +28,22 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_line_with_a_command_can_be_pasted(page):
+    """What explains a command stands behind a #, or a shell would take it for arguments."""
+    commands = re.findall(r"^ *((?:attnlab|python|torchrun|make) .*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    loose = [line for line in commands if re.search(r"(?<!\\) {2,}[^\s#\\]", line.split(" #")[0])]
+    assert loose == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_site_can_show_equations_and_commands(page):
+    """It has no renderer for LaTeX, and an indented block behind a list becomes a part of the last item."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert "$$" not in text
+    assert re.findall(r"^(?:[-*]|\d+\.) .*\n(?: +\S.*\n)*\n {4}(?!```)\S.*", text, re.MULTILINE) == []
+
+
 def test_the_readme_has_a_command_a_number_and_a_picture_by_line_40():
     top = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     assert "make demo" in top
@@ -115,8 +131,8 @@ def test_the_readme_says_how_many_cells_were_run():
     table, _ = tabulate_status([study for name in STUDIES if (study := open_study(name)).from_paper], ROOT / "results")
     total = dict(zip(table.columns, table.rows[-1], strict=True))
     said = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"Of the {total['numbers']} numbers that the four papers print, {total['measured']} are measured" in said
-    assert f"in {total['run']} of {total['cells']:,} cells: {total['official']} of them with the paper's own" in said
+    assert f"The four papers print {total['numbers']} numbers, and {total['measured']} of them are measured" in said
+    assert f"{total['run']} of {total['cells']:,} cells are run. Of these, {total['official']} have the paper's" in said
     assert f"{total['impossible']} more cannot be run here" in said
 
 

@@ -27,9 +27,9 @@ START, END, RATIO = "log-perplexity at the start", "log-perplexity at the end", 
 BACK, SHARE = "tokens until back, or the budget", "share of seeds back"
 AS_UNTOUCHED = "tokens until as untouched, or the budget"
 UNITS = (
-    "Log-perplexities are in nats per token of the validation text. A number of tokens is that of the first evaluation "
-    "from which on the model stays within 1.01 times the original's log-perplexity; where a seed is not back, its "
-    "number is the budget, so that the mean is a lower bound."
+    "Log-perplexities are in nats per token of the validation text. A model is back at the first evaluation from which "
+    "it stays within 1.01 times the original's log-perplexity. A seed that is not back counts with the budget; the "
+    "mean is then a lower bound."
 )
 
 
