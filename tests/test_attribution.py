@@ -177,7 +177,7 @@ def test_value_zeroing_is_a_pass_with_values_changed_by_hand():
         rollout(attnlab.record(model, batch), "zeroing")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "marian", "t5", "qwen3", "phi3", "olmo", "diffllama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "masked_bert", "marian", "t5", "qwen3", "phi3", "olmo", "diffllama"])
 def test_the_parts_of_a_logit_sum_to_it(name):
     model, batch = one(name)
     parts = decompose(model, batch)
@@ -196,7 +196,7 @@ def test_the_parts_of_a_logit_of_ours_sum_to_it(name, config):
     assert decompose(made(config, name, activation="swiglu"), batch).error < 1e-12
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "lm", "gated"])
+@pytest.mark.parametrize("name", ["masked_bert", "llama", "lm", "gated"])
 def test_attnlrp_divides_the_gradients_of_queries_keys_and_values(name):
     """Oracle: the authors' own form, which divides the gradients of q and k by 4 and of v by 2, and keeps the rest."""
     mechanism, ours = {"lm": "softmax"}.get(name, name), name in ("lm", "gated")
@@ -239,6 +239,13 @@ def test_a_token_that_cannot_be_seen_has_no_part():
 
 def test_a_mechanism_that_is_no_sum_shows_its_error():
     assert decompose(made(LM, "differential"), TARGET).error > 0.01
+
+
+def test_a_model_without_logits_is_split_by_a_score_only():
+    model, batch = one("bert")
+    with pytest.raises(ValueError, match="BertModel has no logits; its first output is last_hidden_state"):
+        decompose(model, batch)
+    assert decompose(model, batch, score=lambda states: states[0, 0, 3]).error < 1e-5
 
 
 def test_what_decompose_refuses():

@@ -20,9 +20,11 @@ import attnlab
 from attnlab.analysis import ANALYSES
 from attnlab.analysis.statistics import extremes
 from attnlab.cli import app
+from attnlab.commands.inspect import inspection
 from attnlab.commands.inspect.inspection import InspectionRequest, inspect
 from attnlab.commands.inspect.inspection_tables import SCHEMA
 from attnlab.config import parse_numbers
+from attnlab.reading.maps import build_view
 from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
 from attnlab.reading.survey import SurveyConfig, expand_analyses, iterate_batches
 from attnlab.reading.text_stream import TextCorpus, TextExample
@@ -80,6 +82,34 @@ def test_heads_are_ranked_and_every_analysis_that_applies_is_run(folder, tmp_pat
     assert not (tmp_path / "nap" / "tables" / "rollout.csv").exists()
     refused = run(folder / "nap", "--text", LINES[0], "--analysis", "rollout", "--out", tmp_path / "refused")
     assert "not a sum over keys" in str(refused.exception)
+
+
+def test_importance_reads_the_chosen_heads_and_a_text_of_one_token(folder, tmp_path):
+    words = folder / "gpt2", "--text", "cat", "--importance", "--layers", "1", "--heads", "0,2"
+    inspected(*words, "--out", tmp_path / "out")
+    heads = pd.read_csv(tmp_path / "out" / "tables" / "importance.csv")
+    assert sorted(heads[["layer", "head"]].to_numpy().tolist()) == [[1, 0], [1, 2]]
+    assert list(heads.columns) == ["kind", "layer", "head", "kl_nats", "distance"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "if it is knocked out, on 1 text. kl_nats: how far" in page
+
+
+def test_a_page_of_a_hybrid_model_names_the_layers_that_are_missing(folder, tmp_path, monkeypatch):
+    model = tiny_models.qwen3_next(["linear_attention", "full_attention", "linear_attention", "full_attention"])
+    reader = PretrainedReader("hybrid", model, tiny_models.tokenizer())
+    monkeypatch.setattr(inspection, "open_reader", lambda *_, **__: reader)
+    said = "This page leaves out 2 of 4 layers (linear_attention): 0, 2."
+    for name, given in (("text", ["--text", LINES[0]]), ("file", ["--file", folder / "corpus.txt"])):
+        result = inspected("hybrid", *given, "--out", tmp_path / name)
+        assert said in (tmp_path / name / "report.html").read_text()
+        assert said in result.output.replace("\n", " ")
+    monkeypatch.setattr(inspection, "LONG", 3)
+    inspected("hybrid", "--text", LINES[0], "--out", tmp_path / "long")
+    assert said in (tmp_path / "long" / "report.html").read_text()
+    view = build_view(reader.record([TextExample(LINES[0])]))
+    assert "The maps leave out 2 of 4 layers (linear_attention): 0, 2." in view.notes
+    refused = run("hybrid", "--text", LINES[0], "--layers", "0", "--out", tmp_path / "refused")
+    assert "has no layer 0; its layers are 1, 3" in str(refused.exception)
 
 
 def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):

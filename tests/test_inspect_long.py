@@ -48,7 +48,8 @@ def test_a_long_text_has_the_numbers_of_its_maps(model, tmp_path, short_limit, m
     assert result.exit_code == 0, result.exception
     page = (tmp_path / "long" / "report.html").read_text()
     assert "windows of 16 tokens, at 3." in page
-    assert "128 in each cell" in page
+    assert "16 in each cell" in page
+    assert "pairs of two different tokens" in page
     monkeypatch.setattr(inspection, "LONG", 10_000)
     result = run(model, "--document", tmp_path / "text.txt", "--out", tmp_path / "short")
     assert result.exit_code == 0, result.exception
@@ -58,7 +59,7 @@ def test_a_long_text_has_the_numbers_of_its_maps(model, tmp_path, short_limit, m
     links = pd.read_csv(tmp_path / "long" / "tables" / "links.csv")
     record = attnlab.record(str(model), TEXT)
     layer = record.layers[1]
-    norms = layer.weights[0, 0] * totals(layer).vector[0, 0]
+    norms = (layer.weights[0, 0] * totals(layer).vector[0, 0]).fill_diagonal_(0.0)
     best = links[(links["layer"] == 1) & (links["head"] == 0)].iloc[0]
     assert best["norm"] == pytest.approx(float(norms.max()), rel=1e-3)
     assert float(norms[best["query"], best["key"]]) == pytest.approx(float(norms.max()), rel=1e-3)
@@ -66,7 +67,7 @@ def test_a_long_text_has_the_numbers_of_its_maps(model, tmp_path, short_limit, m
     received = sum(x.weights[0].sum((0, 1)) for x in record.layers) / sum(x.context.shape[1] for x in record.layers)
     assert tokens["received_weight"].tolist() == pytest.approx(received.tolist(), rel=1e-3)
     about = json.loads((tmp_path / "long" / "statistics.json").read_text())["about"]
-    assert (about["tokens of a block"], about["windows"]) == (128, [3])
+    assert (about["tokens of a block"], about["windows"]) == (16, [3])
 
 
 def test_a_long_text_in_a_gated_model(short_limit):
@@ -96,10 +97,12 @@ def test_only_some_layers_and_heads(model, tmp_path, short_limit):
     [
         (["--text", TEXT, "--window", "9999"], "--window 9999 is outside of the text"),
         (["--text", WORDS, "--window", "3"], "--window is for a text of more than"),
-        (["--text", TEXT, "--analysis", "rank"], "--analysis needs every pair of tokens"),
+        (["--text", TEXT, "--analysis", "rank"], "--analysis is for texts of at most 1,024 tokens"),
+        (["--text", TEXT, "--importance"], "--importance is for texts of at most 1,024 tokens"),
+        (["--text", TEXT, "--frequency", "counts.tsv"], "--max-length 1024 reads the beginning"),
         (["--document", "missing.txt"], "missing.txt"),
         (["--text", TEXT, "--document", "missing.txt"], "pass one of --text, --pair, --file and --document"),
-        (["--text", TEXT, "--layers", "7"], "no layer 7; layers are 0 … 2"),
+        (["--text", TEXT, "--layers", "7"], "no layer 7; its layers are 0-2"),
         (["--text", TEXT, "--heads", "9"], "has no head 9"),
     ],
 )
@@ -118,7 +121,7 @@ def test_an_empty_document_is_refused(model, tmp_path):
 def test_windows_and_blocks_by_hand():
     assert long_text.choose_windows(1000, [3, 990]) == (3, 904)
     assert long_text.choose_windows(1000, [])[:2] == (0, 181)
-    assert [long_text.choose_block(n) for n in (10, 16384, 16385, 100_000)] == [128, 128, 256, 1024]
+    assert [long_text.choose_block(n) for n in (10, 16384, 16385, 100_000)] == [16, 128, 256, 1024]
 
 
 def test_the_sentence_on_sinks():

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 
+import pandas as pd
 import pytest
 import tiny_models
 import torch
@@ -345,3 +346,22 @@ def test_heads_are_ranked_by_what_they_cost():
     effect = measure_effect(model, batch, KnockOutHead(layer=int(row["layer"]), head=int(row["head"])))
     assert effect.loss_change == pytest.approx(row["loss_change_nats"])
     assert list(rank_heads(make("bert")[0], make("bert")[2]).columns) == ["kind", "layer", "head", "distance"]
+    some = rank_heads(model, batch, layers=[2], heads=[1, 0])
+    every = table[(table["layer"] == 2) & (table["head"] < 2)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some, every)
+    with pytest.raises(ValueError, match="the model has no layer 3; layers are 0-2"):
+        rank_heads(model, batch, layers=[1, 3])
+    with pytest.raises(ValueError, match="the model has no head 3; heads are 0-2"):
+        rank_heads(model, batch, heads=[3])
+
+
+def test_a_single_token_has_no_loss_but_moves_the_prediction():
+    model, _, batch, _ = make("gpt2")
+    one = {name: x[:1, :1] for name, x in batch.items()}
+    effect = measure_effect(model, one, KnockOutHead(layer=0, head=0))
+    assert (effect.loss, effect.loss_change) == (None, None)
+    assert effect.kl > 0
+    assert "no next token to predict" in repr(effect)
+    table = rank_heads(model, one)
+    assert list(table.columns) == ["kind", "layer", "head", "kl_nats", "distance"]
+    assert table["kl_nats"].is_monotonic_decreasing

@@ -55,8 +55,15 @@ def expected(layer) -> dict[str, torch.Tensor]:
     norms = torch.einsum("bhij,bhje->bhije", weights, f).norm(dim=-1)
     return {
         "vector": f.norm(dim=-1), "received_weight": weights.sum(2), "received_norm": norms.sum(2),
-        "taken_norm": norms.sum(3), "entropy": torch.special.entr(weights).sum(-1), "peak": norms.amax(3),
+        "taken_norm": norms.sum(3), "entropy": torch.special.entr(weights).sum(-1), "peak": others(norms).amax(3),
     }  # fmt: skip
+
+
+def others(norms):
+    """Maps (…,i,j) without pairs of a token with itself; the last query is the last key."""
+    i, j = norms.shape[-2:]
+    own = torch.arange(j - i, j, device=norms.device)[:, None] == torch.arange(j, device=norms.device)
+    return norms.masked_fill(own, 0.0)
 
 
 @pytest.mark.kernel
@@ -94,11 +101,13 @@ def test_every_element_is_written_and_runs_are_equal(monkeypatch):
         assert torch.equal(getattr(first, name), getattr(second, name))
 
 
-@pytest.mark.parametrize("impl", ["reference", "auto"])
-def test_links_are_the_largest_of_all_pairs(impl):
-    layer = made(2, 3, 3, 41, 41, 8, 5, True)
+@pytest.mark.kernel
+@pytest.mark.parametrize("impl", ["reference", "auto", "fused"])
+@pytest.mark.parametrize("kind", ["decoder-self", "cross"])
+def test_links_are_the_largest_of_all_pairs_of_different_tokens(impl, kind):
+    layer = replace(made(2, 3, 3, 41, 41, 8, 5, True), kind=kind)
     norms = layer.weights.double() * totals(layer).vector[:, :, None]
-    best, place = norms.flatten(2).topk(7, dim=2)
+    best, place = (norms if kind == "cross" else others(norms)).flatten(2).topk(7, dim=2)
     links = totals(layer, impl=impl, links=7).links
     torch.testing.assert_close(links.norm.double(), best, rtol=1e-4, atol=1e-6)
     assert torch.equal(links.query * 41 + links.key, place)
@@ -108,25 +117,25 @@ def test_links_are_the_largest_of_all_pairs(impl):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("impl", ["reference", "auto", "fused"])
-def test_a_level_is_the_mean_of_its_pairs(impl):
+@pytest.mark.parametrize("block", [16, 128, 256])
+def test_a_level_is_the_mean_of_its_pairs(impl, block):
     layer = made(1, 4, 2, 300, 300, 8, 5, True)
-    found = totals(layer, block=128, impl=impl)
-    weights = layer.weights.double()
+    found = totals(layer, block=block, impl=impl)
+    weights, count = layer.weights.double(), -(-300 // block)
     for level, x in ((found.level.weight, weights), (found.level.norm, weights * found.vector[:, :, None].double())):
-        assert level.shape == (1, 4, 3, 3)
-        for row, column in ((0, 0), (1, 0), (2, 1), (2, 2), (0, 2)):
-            part = x[:, :, row * 128 : row * 128 + 128, column * 128 : column * 128 + 128]
-            mean = part.sum(-1).mean(-1)
-            torch.testing.assert_close(level[:, :, row, column].double(), mean, rtol=1e-4, atol=1e-6)
-    with pytest.raises(ValueError, match="block must be a power of 2 of at least 128, got 100"):
-        totals(layer, block=100)
+        assert level.shape == (1, 4, count, count)
+        rows = torch.stack([part.mean(2) for part in x.split(block, dim=2)], dim=2)
+        means = torch.stack([part.sum(3) for part in rows.split(block, dim=3)], dim=3)
+        torch.testing.assert_close(level.double(), means, rtol=1e-4, atol=1e-6)
+    for wrong in (100, 8):
+        with pytest.raises(ValueError, match=f"block must be a power of 2 of at least 16, got {wrong}"):
+            totals(layer, block=wrong)
 
 
 def test_a_head_with_fewer_pairs_than_links_says_so():
     links = totals(made(1, 1, 1, 2, 2, 4, 3, True), links=9).links
     pairs = list(zip(links.query.flatten().tolist(), links.key.flatten().tolist(), strict=True))
-    assert sorted(pairs) == [(-1, -1), (0, 0), (1, 0), (1, 1)]
-    assert pairs[-1] == (-1, -1)
+    assert pairs == [(1, 0), *[(-1, -1)] * 3]  # a link joins different tokens
 
 
 def test_a_gate_of_each_query_joins_the_norms():
@@ -153,7 +162,7 @@ def test_a_turning_of_vectors_joins_the_norms(shape):
     close = {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(found.taken_norm.double(), norms.sum(-1), **close)
     torch.testing.assert_close(found.received_norm.double(), norms.sum(-2), **close)
-    best, place = norms.flatten(2).topk(5, dim=2)
+    best, place = others(norms).flatten(2).topk(5, dim=2)
     torch.testing.assert_close(found.links.norm.double(), best, **close)
     assert torch.equal(found.links.query * 19 + found.links.key, place)
     torch.testing.assert_close(found.level.norm[..., 0, 0].double(), norms.sum((-1, -2)) / 19, **close)
@@ -248,11 +257,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from attnlab.analysis import totals_kernel as kernel
-kinds = (("bf16", 128, kernel.TILES), ("fp32", 64, kernel.WIDE_TILES), ("fp16", 64, kernel.TILES))
+small = kernel.TILES | {"ROWS": 16}  # as with a level of the finest blocks
+kinds = (("bf16", 128, kernel.TILES), ("bf16", 64, small), ("fp32", 64, kernel.WIDE_TILES), ("fp16", 64, kernel.TILES))
 for kind, d, tiles in kinds if EVERY else kinds[:1]:
     for function in (kernel._normalise, kernel._stream):
         fixed = {"CAUSAL": True, "SHARED": 4, "D": d, "WIDE": d, "ROWS": tiles["ROWS"], "KEYS": tiles["KEYS"]}
-        fixed |= {"PEAKS": True} if function is kernel._stream else {}
+        fixed |= {"PEAKS": True, "OWN": True} if function is kernel._stream else {}
         types = {"query": f"*{kind}", "key": f"*{kind}", "scale": "fp32"} | dict.fromkeys(fixed, "constexpr")
         types |= dict.fromkeys(("size", "lse", "taken_out", "entropy_out", "peak_out", "parts"), "*fp32")
         signature = {name: types.get(name, "i32") for name in function.arg_names}

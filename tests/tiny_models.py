@@ -16,6 +16,10 @@ def bert(**options: Any) -> hf.PreTrainedModel:
     return _model(hf.BertModel, hf.BertConfig(**_ENCODER, **options))
 
 
+def masked_bert() -> hf.PreTrainedModel:
+    return _model(hf.BertForMaskedLM, hf.BertConfig(**_ENCODER))
+
+
 def roberta() -> hf.PreTrainedModel:
     return _model(hf.RobertaModel, hf.RobertaConfig(**_ENCODER, pad_token_id=0))
 

@@ -4,7 +4,7 @@ With α_hij the weights, f_h(x_j) = v_hj W_h as in `contribution`, and p = |α| 
 
     received_weight_hj   Σ_i |α_hij|              received_norm_hj   Σ_i ‖α_hij f_h(x_j)‖
     taken_norm_hi        Σ_j ‖α_hij f_h(x_j)‖     entropy_hi         −Σ_j p_hij ln p_hij, in nats
-    peak_hi              max_j ‖α_hij f_h(x_j)‖
+    peak_hi              max_j ‖α_hij f_h(x_j)‖, in self-attention over j ≠ i
 
 Because ‖α f‖ = |α| ‖f‖, the totals need only one number for each key, ‖f_h(x_j)‖. A factor of each query, as of a gate
 for each head, joins α in the norms. A turning of vectors has no such form: its norms take O(d²) for each pair.
@@ -16,14 +16,13 @@ for each head, joins α in the norms. A turning of vectors has no such form: its
 
 The strongest links of a head are exact. The k pairs with the largest norms are all in the k rows with the largest
 peaks, because each of these rows has a pair at least as large as any pair of another row. Only k rows are computed.
+A link of self-attention joins two tokens: most heads take most from the token itself, which would hide the others.
 
 A level shows a long text in blocks of B tokens: the mean over the queries of a block of what they give the keys of a
 block, by weight and by norm. Its cells are sums of the same pairs, not a sample of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -37,13 +36,19 @@ from attnlab.records.visibility import SoftmaxScores
 
 ROWS, KEYS = 256, 1024  # queries and keys of a block that stays in the cache of a CPU
 GPU_ROWS, GPU_KEYS = 2048, 16384  # of a block on a GPU
-LEAST_BLOCK = 128  # tokens of a block of a level: a multiple of the rows of a tile of the kernel
+LEAST_BLOCK = 16  # tokens of a block of a level: the least rows of a tile of the kernel
+LEVEL_ROWS = (
+    128  # queries of a block in the cache of a CPU, where there is a level: whole blocks of it, or a part of one
+)
 VECTORS = 2**24  # values of v in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """The pairs of each head with the largest ‖αf(x)‖, largest first. Fewer than asked for where a head has fewer."""
+    """The pairs of each head with the largest ‖αf(x)‖, largest first. Fewer than asked for where a head has fewer.
+
+    A pair of self-attention is two different tokens.
+    """
 
     query: Tensor  # (b,h,k) int64; −1 = no pair
     key: Tensor  # (b,h,k)
@@ -66,10 +71,15 @@ class Level:
         return cls(block, vector.new_zeros(shape), vector.new_zeros(shape))
 
     def add(self, place: tuple[Any, ...], start: int, column: Tensor, size: Tensor) -> None:
-        """Add what keys (…,j) receive from queries of one block, in which `start` is. place: examples and heads."""
-        row = (*place, start // self.block)
-        for whole, x in ((self.weight, column), (self.norm, column * size)):
-            whole[row] += F.pad(x, (0, -x.shape[-1] % self.block)).view(*x.shape[:-1], -1, self.block).sum(-1)
+        """Add what keys (…,n,j) receive from queries of n blocks, the first of which has `start`.
+
+        place   examples and heads
+        size    ‖f‖ (…,j)
+        """
+        first = start // self.block
+        rows = (*place, slice(first, first + column.shape[-2]))
+        for whole, x in ((self.weight, column), (self.norm, column * size.unsqueeze(-2))):
+            whole[rows] += F.pad(x, (0, -x.shape[-1] % self.block)).view(*x.shape[:-1], -1, self.block).sum(-1)
 
     def average(self, queries: int) -> "Level":
         """Divide the sums by the number of queries of each block."""
@@ -105,7 +115,7 @@ class Totals:
 def totals(layer: Layer, *, links: int = 0, block: int | None = None, impl: Impl = "auto") -> Totals:
     """Compute the totals of a layer without padding, and its `links` strongest pairs for each head.
 
-    block  also compute the level of blocks of this number of tokens, a power of 2 from 128 on
+    block  also compute the level of blocks of this number of tokens, a power of 2 from LEAST_BLOCK on
     impl   "reference": rows of the layer's own weights; "fused": the Triton kernel; "auto": the kernel on a GPU and
            blocks on a CPU if the layer keeps q and k, else the rows
     """
@@ -135,12 +145,13 @@ def totals(layer: Layer, *, links: int = 0, block: int | None = None, impl: Impl
         if reason and impl == "fused":
             raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
         use_kernel = not reason
+    own = layer.kind != "cross"
     received, taken, entropy, peak = (
-        totals_kernel.stream_scores(scores, vector, level, peaks=links > 0)
+        totals_kernel.stream_scores(scores, vector, level, peaks=links > 0, own=own)
         if use_kernel
-        else stream_scores(scores, vector, level, peaks=links > 0)
+        else stream_scores(scores, vector, level, peaks=links > 0, own=own)
     )
-    strongest = _find_score_links(scores, vector, peak, links) if links else None
+    strongest = _find_score_links(scores, vector, peak, links, own=own) if links else None
     how = "fused" if use_kernel else "blocks"
     norm = received * vector
     return Totals(*where, received, norm, taken, entropy, peak, strongest, how, level and level.average(queries))
@@ -175,8 +186,13 @@ def read_rows(
         weight += column
         norm += by_norm
         if level is not None:
-            level.add((slice(None), slice(None)), rows.start, column, by_norm / column.clamp_min(1e-30))
-        parts.append((taken.sum(-1), torch.special.entr(share).sum(-1), taken.amax(-1)))
+            every, size = (slice(None), slice(None)), by_norm / column.clamp_min(1e-30)
+            level.add(every, rows.start, column[:, :, None], size)
+        sums = taken.sum(-1), torch.special.entr(share).sum(-1)
+        if layer.kind != "cross":
+            taken = taken.clone()
+            taken.diagonal(rows.start + j - layer.context.shape[2], 2, 3).zero_()
+        parts.append((*sums, taken.amax(-1)))
     taken, entropy, peak = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
     return weight, norm, taken, entropy, peak
 
@@ -193,11 +209,12 @@ def measure_taken(layer: Layer, vector: Tensor, rows: slice, weights: Tensor) ->
 
 
 def stream_scores(
-    scores: SoftmaxScores, vector: Tensor, level: Level | None = None, *, peaks: bool = True
+    scores: SoftmaxScores, vector: Tensor, level: Level | None = None, *, peaks: bool = True, own: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight, taken_norm, entropy and peak of a softmax, from blocks of q and k; each head alone.
 
     peaks   without them, peak is NaN: they take a third of the time
+    own     queries and keys are the same tokens, so peaks leave out each query's own key
     """
     query, key = scores.query, scores.key
     (b, h, i, _), (_, g, j, _) = query.shape, key.shape
@@ -209,31 +226,30 @@ def stream_scores(
             known = None if scores.logsumexp is None else widen(scores.logsumexp[example, head])
             to = (received, taken, entropy, peak) if peaks else (received, taken, entropy)
             sums = (x[example, head] for x in to)
-            add = None if level is None else partial(level.add, (example, head))
-            _stream_head(q, k, vector[example, head], known, scores, add, *sums)
+            _stream_head(q, k, vector[example, head], known, scores, level, (example, head), own, *sums)
     return received, taken, entropy, peak
 
 
 def _stream_head(
     q: Tensor, k: Tensor, size: Tensor, known: Tensor | None, scores: SoftmaxScores,
-    add: Callable[[int, Tensor, Tensor], None] | None, received: Tensor, taken: Tensor, entropy: Tensor,
+    level: Level | None, place: tuple[int, int], own: bool, received: Tensor, taken: Tensor, entropy: Tensor,
     peak: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Add the blocks of one head, q (i,d) and k (j,d), to its totals."""
+    """Add the blocks of one head, q (i,d) and k (j,d), to its totals. place: its example and head in the level."""
     (i, _), j = q.shape, len(k)
     offset = j - i
     height, width = (GPU_ROWS, GPU_KEYS) if q.is_cuda else (ROWS, KEYS)
-    height = height if add is None else LEAST_BLOCK  # a block of a level has whole blocks of rows
+    height = height if level is None else LEVEL_ROWS
     k_one = torch.cat([k, k.new_ones(j, 1)], dim=1)  # (j,d+1)
     pair = torch.stack([size, torch.ones_like(size)], dim=1)  # (j,2)
     for start in range(0, i, height):
         stop = min(start + height, i)
         end = min(j, stop + offset) if scores.causal else j
         rows = q[start:stop] * scores.scale
-        ones, sums = rows.new_ones(1, stop - start), rows.new_zeros(stop - start, 2)
+        groups, sums = _group_rows(rows, None if level is None else level.block), rows.new_zeros(stop - start, 2)
         lse = _find_logsumexp(rows, k[:end], start + offset, scores.causal) if known is None else known[start:stop]
         rows = torch.cat([rows, -lse[:, None]], dim=1)  # z in one product
-        column = size.new_zeros(j)
+        column = size.new_zeros(len(groups), j)
         spread, most = entropy[start:stop], None if peak is None else peak[start:stop]
         for left in range(0, end, width):
             right = min(left + width, end)
@@ -244,15 +260,24 @@ def _stream_head(
             p = z.exp()
             if hidden is not None:
                 z = z.masked_fill_(hidden, 0.0)
-            column[left:right] = (ones @ p)[0]
+            column[:, left:right] = groups @ p
             sums += p @ pair[left:right]
             spread -= torch.linalg.vecdot(p, z)
             if most is not None:
-                torch.maximum(most, p.mul_(size[left:right]).amax(1), out=most)
+                p.mul_(size[left:right])
+                if own:
+                    p.diagonal(start + offset - left).zero_()
+                torch.maximum(most, p.amax(1), out=most)
         taken[start:stop] = sums[:, 0]
-        received += column
-        if add is not None:
-            add(start, column, size)
+        received += column.sum(0)
+        if level is not None:
+            level.add(place, start, column, size)
+
+
+def _group_rows(rows: Tensor, block: int | None) -> Tensor:
+    """Return which rows are in which block of a level, (n,rows); without a level, all are in one."""
+    number = torch.arange(len(rows), device=rows.device) // (block or len(rows))
+    return (number == torch.arange(int(number[-1]) + 1, device=rows.device)[:, None]).to(rows.dtype)
 
 
 def _find_hidden(first: int, rows: int, left: int, right: int, like: Tensor) -> Tensor | None:
@@ -269,7 +294,7 @@ def _find_logsumexp(rows: Tensor, k: Tensor, first: int, causal: bool) -> Tensor
     return (z if hidden is None else z.masked_fill_(hidden, -torch.inf)).logsumexp(1)
 
 
-def _find_score_links(scores: SoftmaxScores, vector: Tensor, peak: Tensor, count: int) -> Links:
+def _find_score_links(scores: SoftmaxScores, vector: Tensor, peak: Tensor, count: int, *, own: bool) -> Links:
     """Find the strongest links from q and k. It computes as many rows for each head as there are links."""
     (b, h, i, d), (_, g, j, _) = scores.query.shape, scores.key.shape
     chosen = peak.topk(min(count, i), dim=2).indices  # (b,h,r)
@@ -279,7 +304,7 @@ def _find_score_links(scores: SoftmaxScores, vector: Tensor, peak: Tensor, count
     if scores.causal:
         z = z.masked_fill(torch.arange(j, device=z.device) > (chosen + (j - i))[..., None], -torch.inf)
     weights = z.softmax(-1)
-    return _choose_links(weights, weights * vector[:, :, None], chosen, count)
+    return _choose_links(weights, weights * vector[:, :, None], chosen, count, chosen + (j - i) if own else None)
 
 
 def _find_links(layer: Layer, vector: Tensor, peak: Tensor, count: int) -> Links:
@@ -293,12 +318,18 @@ def _find_links(layer: Layer, vector: Tensor, peak: Tensor, count: int) -> Links
         own = layer.rows(row, row + 1)  # (b,h,1,j)
         for held, x in ((weights, widen(own)), (taken, measure_taken(layer, vector, slice(row, row + 1), own))):
             held[place] = x.expand(-1, -1, r, -1)[place]
-    return _choose_links(weights, taken, chosen, count)
+    offset = vector.shape[2] - peak.shape[2]
+    return _choose_links(weights, taken, chosen, count, None if layer.kind == "cross" else chosen + offset)
 
 
-def _choose_links(weights: Tensor, taken: Tensor, rows: Tensor, count: int) -> Links:
-    """Choose the pairs with the largest norms among some rows of weights and norms (b,h,r,j)."""
+def _choose_links(weights: Tensor, taken: Tensor, rows: Tensor, count: int, own: Tensor | None) -> Links:
+    """Choose the pairs with the largest norms among some rows of weights and norms (b,h,r,j).
+
+    own   (b,h,r) the key of each row that is its own token; None in cross attention
+    """
     _, _, r, j = weights.shape
+    if own is not None:
+        taken = taken.masked_fill(torch.arange(j, device=taken.device) == own[..., None], 0.0)
     norm, place = taken.flatten(2).topk(min(count, r * j), dim=2)  # (b,h,k)
     there = norm > 0
     query = rows.gather(2, place // j).masked_fill(~there, -1)

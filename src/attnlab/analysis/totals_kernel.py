@@ -87,7 +87,7 @@ def _normalise(
 def _add_tile(
     q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken, spread,
     peak, D: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, HIDES: tl.constexpr, CAUSAL: tl.constexpr,
-    PEAKS: tl.constexpr,
+    PEAKS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """Add a tile of keys to the sums of its queries, and store what its keys receive."""
     j = start + tl.arange(0, KEYS)
@@ -103,7 +103,10 @@ def _add_tile(
         tl.store(parts + own * keys + j, tl.sum(p, 0))
     norm = p * f[None, :]
     if PEAKS:
-        peak = tl.maximum(peak, tl.max(norm, 1))
+        others = norm
+        if OWN:
+            others = tl.where(j[None, :] == i[:, None] + (keys - queries), 0.0, norm)
+        peak = tl.maximum(peak, tl.max(others, 1))
     return taken + tl.sum(norm, 1), spread + tl.sum(p * z, 1), peak
 
 
@@ -111,7 +114,7 @@ def _add_tile(
 def _stream(
     query, key, size, lse, taken_out, entropy_out, peak_out, parts, first, heads, queries, keys, q_b, q_h, q_i, q_d,
     k_b, k_h, k_j, k_d, scale, CAUSAL: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    PEAKS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PEAKS: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Store the totals of a tile of queries. first: the first head of this launch, b·heads + h."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
@@ -132,12 +135,12 @@ def _stream(
     for start in range(0, whole, KEYS):
         taken, spread, peak = _add_tile(
             q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken,
-            spread, peak, D, WIDE, KEYS, False, CAUSAL, PEAKS,
+            spread, peak, D, WIDE, KEYS, False, CAUSAL, PEAKS, OWN,
         )  # fmt: skip
     for start in range(whole, end, KEYS):
         taken, spread, peak = _add_tile(
             q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken,
-            spread, peak, D, WIDE, KEYS, True, CAUSAL, PEAKS,
+            spread, peak, D, WIDE, KEYS, True, CAUSAL, PEAKS, OWN,
         )  # fmt: skip
     there = place * queries + i
     tl.store(taken_out + there, taken, mask=i < queries)
@@ -161,16 +164,20 @@ def stream_scores(
     level: Any = None,
     *,
     peaks: bool = True,
+    own: bool = True,
     tiles: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight (b,h,j), taken_norm, entropy and peak (b,h,i), given ‖f‖ (b,h,j).
 
     peaks   without them, peak is NaN
+    own     queries and keys are the same tokens, so peaks leave out each query's own key
     level   a Level of attnlab.analysis.totals to add the sums of blocks to
     tiles   ROWS, KEYS, num_warps and num_stages instead of TILES
     """
     lse = compute_logsumexp(scores) if scores.logsumexp is None else scores.logsumexp.float().contiguous()
     (b, h, i, _), sizes, fixed, tiles = _prepare(scores, tiles)
+    if level is not None:  # a tile is in one block
+        tiles = tiles | {"ROWS": min(tiles["ROWS"], level.block)}
     size, j = vector.float().contiguous(), scores.key.shape[2]
     received = size.new_empty(b * h, j)
     taken, entropy = size.new_empty(b, h, i), size.new_empty(b, h, i)
@@ -194,6 +201,7 @@ def stream_scores(
                 *sizes,
                 **fixed,
                 PEAKS=peaks,
+                OWN=own,
                 **tiles,
             )
             torch.sum(parts, dim=1, out=received[first : first + some])
@@ -207,7 +215,7 @@ def _add_level(level: Any, parts: Tensor, size: Tensor, first: int, rows: int) -
     each, heads = level.block // rows, level.weight.shape[1]
     places = torch.arange(first, first + len(parts), device=parts.device)
     for start in range(0, parts.shape[1], each):
-        column = parts[:, start : start + each].sum(1)  # (some,j)
+        column = parts[:, start : start + each].sum(1, keepdim=True)  # (some,1,j)
         level.add((places // heads, places % heads), start * rows, column, size)
 
 

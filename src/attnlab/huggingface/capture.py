@@ -10,7 +10,7 @@ Nothing here imports transformers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,16 +55,19 @@ def record_pass(
         "implementation": ", ".join(sorted(capture.implementations)) or dispatch.ADAPTED,
         "dtype": str(model.dtype).removeprefix("torch."),
     }
-    meta |= capture.describe_projections() | describe_unrecorded(model, capture.layers)
+    meta |= capture.describe_projections() | describe_unrecorded(model, [layer.index for layer in capture.layers])
     return Record(capture.around.describe_layers(capture.layers), tokens, masks, words, readout, meta), output
 
 
-def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the entries of the Record's meta that say which parts of a model are not recorded."""
+def describe_unrecorded(model: Any, recorded: Collection[int]) -> dict[str, str]:
+    """Return the entries of the Record's meta that say which parts of a model are not recorded.
+
+    recorded   numbers of the recorded layers
+    """
     torchs = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]  # as in SigLIP
     notes = [f"{name} (torch.nn.MultiheadAttention)" for name in torchs]
     blocks, named = set(find_blocks(model).values()), {}
-    if missing := sorted(blocks - {layer.index for layer in layers}):
+    if missing := sorted(blocks - set(recorded)):
         types = getattr(model.config.get_text_config(), "layer_types", None) or ()
         kinds = sorted({types[number] for number in missing}) if len(types) == len(blocks) else ["no attention"]
         which = f"{len(missing)} of {len(blocks)} layers ({', '.join(kinds)})"

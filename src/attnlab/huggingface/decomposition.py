@@ -67,6 +67,8 @@ def decompose(
 ) -> Decomposition:
     """Split a logit of one example.
 
+    A model without logits needs score.
+
     position   of the output; None: the last. A classifier has one output, without positions
     word       the id of the logit; None: the one with the largest logit there
     score      a function from the output to the number to split, instead of a logit; linear, or the parts do not sum
@@ -83,7 +85,13 @@ def decompose(
     ours = isinstance(inner, Model)
     freezing = nullcontext() if rule == "gradient" else _freeze(model, inner, shared=rule == "attn-lrp")
     with torch.enable_grad(), _track_biases(inner) as biases, watch_leaves(inner) as leaves, freezing:
-        output = call_with_batch(inner, given) if ours else dispatch.run_forward(inner, given)[0]
+        outputs = {"logits": call_with_batch(inner, given)} if ours else dispatch.run_forward(inner, given)
+        name, output = next(iter(outputs.items()))
+        if score is None and "logits" not in name:
+            raise ValueError(
+                f"{type(inner).__name__} has no logits; its first output is {name}. Load it with a head, as with "
+                "AutoModelForCausalLM, or pass score=, a linear function from that output to the number to split"
+            )
         if len(output) != 1:
             raise ValueError(f"decompose reads one example, got {len(output)}; pass them one by one")
         if score is not None:

@@ -1,14 +1,15 @@
 """What an intervention does to a model: its loss, its logits and its states, before and after.
 
     loss       mean −log p of the targets, in nats. Targets are the next tokens of a causal or encoder-decoder model;
-               where there are none (a classifier, a masked model), what the whole model finds likeliest
+               for others (a classifier, a masked model), what the whole model finds likeliest. A causal model that
+               reads a single token has no target and no loss
     kl         mean KL(p ‖ p') in nats over all tokens, of the distributions before and after
     distance   ‖y − y'‖ / ‖y‖ of the model's first output y, over all its tokens; for models without logits, too
 
 Importance ranks heads by the change that knocking each out makes: one pass for each head (Michel et al. 2019).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import write_ranges
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.intervening import find_sites, intervene
 from attnlab.huggingface.projections import find_inner
@@ -48,12 +50,12 @@ class ModelTrial:
             return Effect(before, after, None, None, None, distance)
         targets = before.argmax(-1).where(counted, -1) if self.targets is None else self.targets
         p, q = before.log_softmax(-1), after.log_softmax(-1)
+        kl = max(0.0, float((p.exp() * (p - q)).sum(-1)[counted].mean()))  # the last token counts, without a target too
         scored = targets >= 0
         if not bool(scored.any()):
-            raise ValueError("the batch has nothing to predict: pass texts of at least two tokens")
+            return Effect(before, after, None, None, kl, distance)
         index = targets.clamp_min(0).unsqueeze(-1)
         loss, changed_loss = (float(-x.gather(-1, index).squeeze(-1)[scored].mean()) for x in (p, q))
-        kl = max(0.0, float((p.exp() * (p - q)).sum(-1)[counted].mean()))  # the last token counts, without a target too
         return Effect(before, after, loss, changed_loss, kl, distance)
 
 
@@ -63,9 +65,9 @@ class Effect:
 
     logits: Tensor  # before; the first output of a model without logits
     changed_logits: Tensor
-    loss: float | None  # mean nats for each target; None without logits
+    loss: float | None  # mean nats for each target; None without logits or targets
     changed_loss: float | None
-    kl: float | None
+    kl: float | None  # None without logits
     distance: float
 
     @property
@@ -74,8 +76,10 @@ class Effect:
         return None if self.loss is None or self.changed_loss is None else self.changed_loss - self.loss
 
     def __repr__(self) -> str:
-        if self.loss is None:
+        if self.kl is None:
             return f"Effect(distance {self.distance:.4g}; the model has no logits)"
+        if self.loss is None:
+            return f"Effect(KL {self.kl:.4g} nats, distance {self.distance:.4g}; there is no next token to predict)"
         change = f"loss {self.loss:.4f} → {self.changed_loss:.4f} nats, KL {self.kl:.4g} nats"
         return f"Effect({change}, distance {self.distance:.4g})"
 
@@ -95,14 +99,18 @@ def measure_effect(model: nn.Module, batch: Any, *interventions: Intervention, *
 
 
 def rank_heads(
-    model: nn.Module, batch: Any, *, progress: Progress = lambda done, total, what: None, **how: Any
-) -> pd.DataFrame:
+    model: nn.Module, batch: Any, *, layers: Collection[int] | None = None, heads: Collection[int] | None = None,
+    progress: Progress = lambda done, total, what: None, **how: Any,
+) -> pd.DataFrame:  # fmt: skip
     """Knock out every head in turn, and return kind, layer, head and the effect, the most important head first.
 
-    The columns are loss_change_nats and kl_nats, for models with logits, and distance. `how` is that of measure_effect.
+    The columns are loss_change_nats (if there are tokens to predict), kl_nats (for models with logits) and distance.
+    Heads are ordered by the first of these.
+
+    layers, heads   knock out only these; layers are counted within their kind
+    how             as for measure_effect
     """
-    trial, sites = prepare_trial(model, batch, **how), find_sites(model)
-    places = [(site.kind, site.layer, head) for site in sites for head in range(site.heads)]
+    trial, places = prepare_trial(model, batch, **how), _list_heads(model, layers, heads)
     rows = []
     with torch.no_grad():
         before = trial.run()
@@ -112,9 +120,28 @@ def rank_heads(
             values = dict(zip(COLUMNS, (effect.loss_change, effect.kl, effect.distance), strict=True))
             rows.append({"kind": kind, "layer": layer, "head": head} | values)
             progress(done + 1, len(places), "heads")
-    table = pd.DataFrame(rows).dropna(axis=1)
-    order = "loss_change_nats" if trial.has_logits else "distance"
+    table = pd.DataFrame(rows).dropna(axis=1, how="all")
+    order = next(name for name in COLUMNS if name in table)
     return table.sort_values(order, ascending=False, ignore_index=True)
+
+
+def _list_heads(
+    model: nn.Module, layers: Collection[int] | None, heads: Collection[int] | None
+) -> list[tuple[str, int, int]]:
+    """Return kind, layer and head of the selected heads. Raises ValueError for a layer or head that does not exist."""
+    sites = find_sites(model)
+    known = {"layer": {site.layer for site in sites}, "head": {head for site in sites for head in range(site.heads)}}
+    for name, chosen in (("layer", layers), ("head", heads)):
+        if absent := sorted(set(chosen or ()) - known[name]):
+            raise ValueError(
+                f"the model has no {name} {absent[0]}; {name}s are {', '.join(write_ranges(sorted(known[name])))}"
+            )
+    return [
+        (site.kind, site.layer, head)
+        for site in sites
+        for head in range(site.heads)
+        if (layers is None or site.layer in layers) and (heads is None or head in heads)
+    ]
 
 
 def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> ModelTrial:

@@ -4,7 +4,7 @@ The model runs once and each layer is reduced as it runs (attnlab.huggingface.st
 
     statistics   the tables heads and categories of `attnlab inspect`, exact; correlations over pairs are left out
     tokens       what each token receives and takes, over all heads and layers
-    links        the pairs of each head with the largest ‖αf(x)‖, exact
+    links        the pairs of different tokens with the largest ‖αf(x)‖ in each head, exact
     level        maps of blocks of B tokens, sums of all pairs
     windows      every weight among WINDOW consecutive tokens, at a few places
 """
@@ -23,7 +23,10 @@ from attnlab.analysis.sinks import tabulate_sinks
 from attnlab.analysis.statistics import Statistics
 from attnlab.analysis.totals import LEAST_BLOCK, Totals, measure_taken
 from attnlab.analysis.words import join_pieces, number_words
+from attnlab.config import write_ranges
 from attnlab.huggingface import dispatch, inputs
+from attnlab.huggingface.capture import describe_unrecorded
+from attnlab.huggingface.intervening import find_sites
 from attnlab.huggingface.streaming import Activations, StreamedLayer, stream_layers
 from attnlab.mechanisms.mechanism import widen
 from attnlab.reading.maps import HEAD_CELLS
@@ -47,6 +50,7 @@ class LongReading:
     """What one pass over a long text gives."""
 
     tables: dict[str, pd.DataFrame]  # heads, categories, spearman (empty), sinks, links, tokens, activations
+    unrecorded: str  # which layers could not be recorded, as in the meta of a Record
     view: View
     tokens: int
     block: int
@@ -90,15 +94,16 @@ def read_long_text(
     batch = {"input_ids": ids}  # one text has no padding
     if "logits_to_keep" in _list_parameters(reader.model):
         batch["logits_to_keep"] = 1  # type: ignore[assignment]
-    n, count = ids.shape[1], reader.model.config.get_text_config().num_hidden_layers
-    for layer in layers or ():
-        if layer >= count:
-            raise ValueError(f"{reader.name} has no layer {layer}; layers are 0 … {count - 1}")
+    n = ids.shape[1]
+    known = sorted({site.layer for site in find_sites(reader.model)})
+    if absent := sorted(set(layers or ()) - set(known)):
+        raise ValueError(f"{reader.name} has no layer {absent[0]}; its layers are {', '.join(write_ranges(known))}")
     starts = choose_windows(n, windows)
-    gather = _Gather(groups, ids, starts, layers, heads, progress, count)
+    gather = _Gather(groups, ids, starts, layers, heads, progress, known[-1] + 1)
     stream_layers(reader.model, batch, gather.add, links=LINKS, block=choose_block(n))
     pieces = [reader.sides["source"].texts[token] for token in ids[0].tolist()]
-    return gather.finish(reader.title, pieces)
+    unrecorded = describe_unrecorded(reader.model, known).get("unrecorded", "")
+    return gather.finish(reader.title, pieces, unrecorded)
 
 
 def choose_windows(tokens: int, given: Sequence[int]) -> tuple[int, ...]:
@@ -172,7 +177,7 @@ class _Gather:
                 ViewAttention(number, found.kind, found.index, names, shown, vector, seen, statistics)
             )
 
-    def finish(self, title: str, pieces: list[str]) -> LongReading:
+    def finish(self, title: str, pieces: list[str], unrecorded: str) -> LongReading:
         n, side = len(pieces), KINDS[self.kind][1]
         first = sum(x.numel() for a in self.attentions if a.example == 0 for x in a.maps.values())
         each = sum(x.numel() for a in self.attentions if a.example == 1 for x in a.maps.values())
@@ -196,7 +201,7 @@ class _Gather:
             "links": _name_links(pd.concat(self.links, ignore_index=True), pieces),
             "activations": _name_activations(pd.DataFrame(self.activations), pieces),
         }  # fmt: skip
-        return LongReading(tables, view, n, self.block, WINDOW, kept, left)
+        return LongReading(tables, unrecorded, view, n, self.block, WINDOW, kept, left)
 
     def _list_notes(self, n: int, left: tuple[int, ...]) -> tuple[str, ...]:
         notes = [

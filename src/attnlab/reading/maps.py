@@ -98,6 +98,8 @@ def build_view(
         frames = []
         for step, record in steps.items():
             _check_same_texts(first, record, name)
+            if unrecorded := record.meta.get("unrecorded"):
+                notes[f"The maps leave out {unrecorded}."] = None
             attentions = _build_attentions(record, layers, heads, together, notes)
             frames.append(Frame(attentions, step))
         opened = find_best_head(known, frames) if best is None else best.get(name)

@@ -14,7 +14,7 @@ import torch
 from attnlab.decoding.evaluation import open_search, search_lines
 from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs
-from attnlab.huggingface.effects import Progress, rank_heads
+from attnlab.huggingface.effects import rank_heads
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
 from attnlab.reading.maps import name_model
@@ -76,8 +76,11 @@ class TextReader(ABC):
         """
 
     @abstractmethod
-    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
-        """Return the effect of knocking out each head on the examples (`attnlab.huggingface.effects`)."""
+    def rank_heads(self, examples: Sequence[TextExample], **how: Any) -> pd.DataFrame:
+        """Return the effect of knocking out each head on the examples.
+
+        how   layers, heads and progress of `attnlab.huggingface.effects.rank_heads`
+        """
 
     @abstractmethod
     def predict(self, example: TextExample) -> list[Prediction]:
@@ -167,8 +170,8 @@ class PretrainedReader(TextReader):
             how["target"] = [example.second for example in examples]
         return record(self.model, [example.text for example in examples], max_length=self.max_length, **how)
 
-    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
-        return rank_heads(self.model, self._build_batch(examples), progress=progress)
+    def rank_heads(self, examples: Sequence[TextExample], **how: Any) -> pd.DataFrame:
+        return rank_heads(self.model, self._build_batch(examples), **how)
 
     def _build_batch(self, examples: Sequence[TextExample]) -> dict[str, torch.Tensor]:
         """Return the inputs of the model's forward."""
@@ -269,9 +272,9 @@ class RunReader(TextReader):
             words["target"] = [["label"]] * len(examples)
         return replace(made, words=words, meta={**made.meta, "model": self.name, "title": self.title})
 
-    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
+    def rank_heads(self, examples: Sequence[TextExample], **how: Any) -> pd.DataFrame:
         batch = self._pad_batch(examples)
-        return rank_heads(self.model, batch, progress=progress, targets=self._make_targets(batch))
+        return rank_heads(self.model, batch, targets=self._make_targets(batch), **how)
 
     def _make_targets(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return what the model should predict: the next word of each target, or the class that it finds likeliest."""

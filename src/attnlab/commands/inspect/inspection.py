@@ -7,13 +7,13 @@ from typing import Any
 
 from attnlab.commands.inspect.inspection_findings import describe_text
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
-from attnlab.commands.inspect.inspection_tables import explain_missing_norms
+from attnlab.commands.inspect.inspection_tables import explain_missing_layers, explain_missing_norms
 from attnlab.commands.inspect.long_report import inspect_long_text
 from attnlab.config import FREE_KEYS, Natural, compute_digest
 from attnlab.files.user_files import read_text
 from attnlab.provenance import collect_provenance
 from attnlab.reading.long_text import LONG, count_tokens, explain_long_gap
-from attnlab.reading.reader import PretrainedReader, open_reader
+from attnlab.reading.reader import PretrainedReader, TextReader, open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, find_processes, survey
 from attnlab.reading.text_stream import TextCorpus, TextExample
 
@@ -101,20 +101,28 @@ def inspect(
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:
         return None
-    count = 1 if request.file is None else request.examples
-    texts = list(islice(corpus, count))
-    records = [reader.record([example]).to("cpu") for example in texts]
-    shown = ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation)
+    shown = _read_shown(reader, corpus, 1 if request.file is None else request.examples, translation)
     if request.file is None and (sentence := describe_text(shown.predictions[0], translation)):
         print(sentence)
     tables = statistics.tables()
     if request.importance:
-        tables["importance"] = reader.rank_heads(list(islice(corpus, MOST_RANKED)), progress)
-    if missing := explain_missing_norms(tables["heads"]):
-        print(missing)
+        places: dict[str, Any] = {"layers": request.layers, "heads": request.heads}
+        tables["importance"] = reader.rank_heads(list(islice(corpus, MOST_RANKED)), progress=progress, **places)
+    for missing in (shown.left_out, explain_missing_norms(tables["heads"])):
+        if missing:
+            print(missing)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
     if request.importance:
         about["ranked_texts"] = min(MOST_RANKED, contents.examples)
     return write_report(folder, about, tables, shown, command, collect_provenance(reader.device))
+
+
+def _read_shown(reader: TextReader, corpus: TextCorpus, count: int, translation: str | None) -> ShownTexts:
+    """Record and predict the first texts, and say which layers of the model cannot be recorded."""
+    texts = list(islice(corpus, count))
+    records = [reader.record([example]).to("cpu") for example in texts]
+    one = records[0] if records else reader.record(list(islice(corpus, 1)))
+    left_out = explain_missing_layers(one.meta.get("unrecorded", ""))
+    return ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation, left_out)

@@ -23,7 +23,13 @@ from matplotlib.figure import Figure
 from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
-from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_analysis, render_numbers
+from attnlab.commands.inspect.inspection_tables import (
+    SCHEMA,
+    describe_importance,
+    name_kind,
+    render_analysis,
+    render_numbers,
+)
 from attnlab.commands.inspect.sink_section import build_sink_section, measure_record
 from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views
@@ -49,11 +55,6 @@ BESIDE = (
     "Left: the weight that it puts there. Right: how much it takes from there, ‖αf(x)‖. A category that is high left "
     "and low right is looked at, but hardly used."
 )
-NOTES = {
-    "importance": "Each row is a head, the most important first: what changes if it is knocked out, on {ranked_texts} "
-    "texts. loss_change_nats: how much more a predicted token costs; kl_nats: how far the predictions move; distance: "
-    "the relative change of the model's output. Near 0 or below: the model does as well without the head.",
-}
 FACTS = {
     "ranked_texts": "texts that rank the heads",
     "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
@@ -69,6 +70,7 @@ class ShownTexts:
     records: Sequence[Record] = ()
     predictions: Sequence[Sequence[Prediction]] = ()  # of each text; empty if the model predicts nothing
     translation: str | None = None  # the model's own, of the text
+    left_out: str = ""  # a sentence on layers that could not be recorded
 
 
 def write_report(
@@ -109,7 +111,7 @@ def write_report(
     folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
     for name, table in tables.items():
         if name not in SCHEMA:
-            notes = [Text(NOTES[name].format(**about))] if name in NOTES else []
+            notes = [Text(describe_importance(table, about["ranked_texts"]))] if name == "importance" else []
             folded.append((f"Analysis: {name}", [*notes, *render_analysis(name, table)]))
     if shown.records:
         written = [_write_example(folder, n, one, *places) for n, one in enumerate(shown.records, start=1)]
@@ -117,6 +119,7 @@ def write_report(
     facts = {FACTS.get(key, key): x for key, x in {**about, **provenance}.items() if x is not None}
     folded.append(("How to reproduce this page", [Command(command), Facts(facts)]))
     report, found = folder / "report.html", list_findings(tables, shown.predictions, shown.translation)
+    found += [shown.left_out] if shown.left_out else []
     write_text(report, render_page(f"attnlab inspect: {shown.title}", visible, findings=found, folded=folded))
     return report
 

@@ -55,6 +55,11 @@ LENGTHS = ("attention", "mean ‖f(x)‖", "standard deviation", "deviation ÷ m
 PAIRS = ("attention", "key", "pairs of query and key", "Spearman's ρ of weight and length", BOUND_NAME)
 OCCURRENCES = ("attention", "of", "tokens", "Spearman's ρ with the frequency rank", BOUND_NAME)
 OF = {"norm": "length ‖f(x)‖", "weight": "weight |α|"}
+EFFECTS = {
+    "loss_change_nats": "how much more a predicted token costs",
+    "kl_nats": "how far the predictions move",
+    "distance": "the relative change of the model's output",
+}
 CAPTIONS = {
     "heads": "How much the length ‖f(x)‖ of the transformed vectors varies over the tokens of the text.",
     "spearman": "A value below 0 means that heads put much weight on short vectors.",
@@ -76,6 +81,21 @@ def render_analysis(name: str, table: pd.DataFrame) -> list[Part]:
     if len(table) > MOST_ROWS:
         parts.insert(0, Text(f"The first {MOST_ROWS} of {len(table):,} rows; tables/{name}.csv has all."))
     return parts
+
+
+def describe_importance(table: pd.DataFrame, texts: int) -> str:
+    """Return how to read the table of what knocking out each head does to a number of texts."""
+    columns = "; ".join(f"{name}: {what}" for name, what in EFFECTS.items() if name in table)
+    return (
+        "Each row is a head, the most important first: what changes if it is knocked out, on "
+        f"{texts} {'text' if texts == 1 else 'texts'}. {columns}. "
+        "Near 0 or below: the model does as well without the head."
+    )
+
+
+def explain_missing_layers(unrecorded: str) -> str:
+    """Say which layers a Record leaves out, given the entry of its meta; "" if it has all."""
+    return f"This page leaves out {unrecorded}. attnlab cannot record what they attend to." if unrecorded else ""
 
 
 def explain_missing_norms(heads: pd.DataFrame) -> str:
@@ -145,5 +165,5 @@ def _explain_left_out(rows: pd.DataFrame, counted: str, kinds: list[str]) -> str
         where = f"{what} ({name_kind(row['kind'], kinds)})"
         reason = "the text has no such token" if not row[counted] else "all its values are equal"
         reasons.setdefault(reason, []).append(where)
-    told = "; ".join(f"{', '.join(some)}, because {reason}" for reason, some in reasons.items())
-    return f"Correlations left out: {told}."
+    told = "; or for ".join(f"{', '.join(some)}, because {reason}" for reason, some in reasons.items())
+    return f"There is no correlation for {told}."

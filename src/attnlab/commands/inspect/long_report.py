@@ -10,7 +10,7 @@ import pandas as pd
 from attnlab.analysis.categories import Categories, parse_categories
 from attnlab.commands.inspect.inspection_findings import list_findings
 from attnlab.commands.inspect.inspection_page import FORMAT, SCHEMA, draw_kinds, write_table
-from attnlab.commands.inspect.inspection_tables import render_numbers
+from attnlab.commands.inspect.inspection_tables import explain_missing_layers, render_numbers
 from attnlab.commands.inspect.sink_section import build_sink_section, describe_sinks
 from attnlab.files import write_text
 from attnlab.files.user_files import read_text
@@ -25,7 +25,7 @@ from attnlab.report.viewer_html import Viewer
 SHOWN = 40  # rows of a table on the page; its file has all
 LEFT_OUT = (
     f"A text of more than {LONG:,} tokens is read by totals: sums over all pairs, without a map of them. So the page "
-    "has no correlation over pairs, no rollout and no predictions of each token."
+    "has no correlations, no rollout, no ranking of heads and no predictions of each token."
 )
 
 
@@ -33,8 +33,12 @@ def inspect_long_text(
     reader: PretrainedReader, example: TextExample, request: Any, folder: Path, command: str, progress: Progress
 ) -> Path:
     """Read one long text, write its tables and its page, and return the path of the page."""
-    if request.analyses:
-        raise ValueError(f"--analysis needs every pair of tokens; texts of more than {LONG:,} tokens have totals only")
+    needs_pairs = {"analysis": request.analyses, "importance": request.importance, "frequency": request.frequency}
+    for option, value in needs_pairs.items():
+        if value:
+            limit = f"--{option} is for texts of at most {LONG:,} tokens"
+            advice = f"--max-length {LONG} reads the beginning of this one"
+            raise ValueError(f"{limit}; longer ones have totals only. {advice}")
     side = reader.sides["source"]
     groups = Categories.default(side.texts, side.special)
     if request.categories is not None:
@@ -70,6 +74,8 @@ def write_long_report(
     facts = {key: x for key, x in {**about, **provenance}.items() if x is not None}
     folded.append(("How to reproduce this page", [Command(command), Facts(facts)]))
     found = [*list_findings(tables, [])[:2], describe_sinks(tables["sinks"]), LEFT_OUT]
+    if reading.unrecorded:
+        found.append(explain_missing_layers(reading.unrecorded))
     report = folder / "report.html"
     write_text(report, render_page(f"attnlab inspect: {title}", visible, findings=found, folded=folded))
     return report
@@ -94,7 +100,8 @@ def _show_links(links: pd.DataFrame) -> list[Part]:
         for x in best.to_dict("records")
     ]  # fmt: skip
     text = (
-        f"The {len(best)} pairs of tokens with the largest ‖αf(x)‖ over all heads, found among all pairs. "
+        f"The {len(best)} pairs of two different tokens with the largest ‖αf(x)‖ over all heads, found among all such "
+        "pairs. What a token takes from itself is left out: in most heads it would fill the list. "
         f"tables/links.csv has {len(links):,}, the strongest of each head."
     )
     return [Text(text), Table(columns, rows)]
