@@ -37,5 +37,5 @@ def test_the_losses_of_the_page_were_measured():
 
 
 def test_the_page_names_every_registered_attention():
-    names = re.search(r"The names are `attnlab-` and (.*?)\.", PAGE, re.DOTALL)[1]
-    assert [name.strip() for name in names.split(",")] == list(PARAMETER_FREE)
+    names = re.search(r"The names are `attnlab-` followed by (.*?)\.", PAGE, re.DOTALL)[1]
+    assert [name.strip() for name in re.split(",| or ", names)] == list(PARAMETER_FREE)
