@@ -12,6 +12,11 @@ if not torch.cuda.is_available():
 import pytest
 from chromium import chromium, opened  # noqa: F401 (fixtures)
 
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    from interpreter import skip_idle_work
+
+    skip_idle_work()
+
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was ignored, programs started here would ignore it
 

@@ -1,0 +1,41 @@
+"""Triton's interpreter without the work that changes nothing: repeated lookups, and checks whose result is not read."""
+
+import inspect
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from triton import language as tl
+from triton.runtime import interpreter
+
+
+@cache
+def _list_builtins(package):
+    return [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+
+
+def _patch_builtins(package, builder, scope):
+    """Patch the builtins of a package as interpreter._patch_builtin does, unless they are patched already."""
+    builtins = _list_builtins(package)
+    if builtins and getattr(package, builtins[0][0]) is builtins[0][1]:  # all are patched and restored at once
+        for name, member in builtins:
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+
+POINTER = np.dtype(np.uint64)
+_find_scalar_type = cache(interpreter._get_np_dtype)
+
+
+def _find_numpy_type(kind):
+    return POINTER if isinstance(kind.scalar, tl.pointer_type) else _find_scalar_type(kind.scalar)
+
+
+def skip_idle_work():
+    """Let the interpreter take about half the time; kernels compute the same."""
+    for package in (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base):
+        _list_builtins(package)  # before anything is patched
+    interpreter._patch_builtin = _patch_builtins
+    interpreter._get_np_dtype = _find_numpy_type
+    options = interpreter.interpreter_builder.options
+    if not options.debug:  # without debug, the result of a check of integer overflow is not read
+        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
