@@ -16,7 +16,7 @@ from attnlab.cli import app
 from attnlab.experiments.ledger import Ledger, Row
 from attnlab.experiments.plan import Calculation
 from attnlab.experiments.reproduction import ITEM, OLD_CELLS, StudyTerms, draw_study, reproduce
-from attnlab.experiments.status import tabulate_status
+from attnlab.experiments.status import tabulate_items, tabulate_status
 from attnlab.experiments.study import Findings, Item, Study
 from attnlab.experiments.study_page import write_study
 from attnlab.experiments.verdicts import IMPOSSIBLE, Cell
@@ -171,6 +171,12 @@ def test_the_status_counts_numbers_and_cells(bench, tmp_path):
     assert (row["cells"], row["run"], row["impossible"], row["official"]) == (1 + 3 + 2, 4, 1, 4)
     assert (row["open"], row["no verdict"]) == (1, 3)
     assert "--only absent" in commands[0]
+    table, commands = tabulate_items(study, tmp_path)
+    rows = {each[0]: dict(zip(table.columns, each, strict=True)) for each in table.rows}
+    assert [rows[name]["cells"] for name in ("first", "shared", "absent", "all")] == [1, 3, 2, 6]
+    assert [rows[name]["run"] for name in ("first", "shared", "absent", "all")] == [1, 3, 0, 4]
+    assert [rows[name]["fewest seeds"] for name in ("first", "shared", "absent")] == [5, 1, "–"]
+    assert [command.split()[-1] for command in commands] == ["absent"]
 
 
 def test_the_status_measures_nothing_without_a_ledger(bench, tmp_path):
@@ -186,10 +192,14 @@ def test_the_status_measures_nothing_without_a_ledger(bench, tmp_path):
     assert (row["measured"], row["cells"], row["run"]) == (1, 2, 1)
     assert [each[0] for each in table.rows] == ["bench", "all"]
     assert "reproduce other" in commands[1]
+    table, commands = tabulate_items(study, tmp_path)
+    assert [each[:1] + each[2:4] for each in table.rows] == [["first", 1, 1], ["exact", 1, 0], ["all", 2, 1]]
+    assert [command.split()[-1] for command in commands] == ["exact"]
 
 
-def test_the_status_of_a_folder_is_read_from_it(tmp_path):
-    done = run_attnlab("reproduce", "--status", "--from", str(tmp_path))
+@pytest.mark.parametrize("study", [(), ("zheng2021",)])
+def test_the_status_of_a_folder_is_read_from_it(tmp_path, study):
+    done = run_attnlab("reproduce", *study, "--status", "--from", str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr
 

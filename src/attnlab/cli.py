@@ -350,7 +350,7 @@ def reproduce(
     jobs: Jobs = None,
     until: Until = None,
     source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; do not train.")] = None,
-    status: Annotated[bool, Option("--status", help="Show how much of each paper is run, and what is next.")] = False,
+    status: Annotated[bool, Option("--status", help="Show how much of each paper, or of STUDY, is run.")] = False,
     table: Annotated[bool, Option("--table", help="Print every cell, not only the clearest ones.")] = False,
     population: Together = True,
 ) -> None:  # one parameter per command-line option
@@ -361,7 +361,7 @@ def reproduce(
     from attnlab.commands.reproduce import ROOT, Request, draw_again, run_study, show_status
 
     if status:
-        return show_status(source or out or ROOT)
+        return show_status(study, source or out or ROOT)
     if study is None:
         raise ValueError("name a study, such as attnlab reproduce snell2021; attnlab list shows them all")
     request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until, table, population)

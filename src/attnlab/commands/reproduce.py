@@ -10,7 +10,7 @@ from attnlab.experiments.deadline import Deadline, stop_at_deadline
 from attnlab.experiments.ledger import FILE
 from attnlab.experiments.reproduction import ItemResult, StudyTerms, draw_study, list_scales, reproduce
 from attnlab.experiments.schedulers import open_scheduler
-from attnlab.experiments.status import tabulate_status
+from attnlab.experiments.status import tabulate_items, tabulate_status
 from attnlab.experiments.study import Scale, Study, parse_scale
 from attnlab.experiments.study_findings import list_findings
 from attnlab.experiments.study_page import (
@@ -46,10 +46,15 @@ class Request:
     population: bool = True
 
 
-def show_status(root: Path) -> None:
-    """Print how much of each paper is run, and the commands for what is next."""
-    table, commands = tabulate_status([open_study(name) for name in STUDIES], root)
-    _print_table(f"published numbers in {root}/, at full scale", table)
+def show_status(name: str | None, root: Path) -> None:
+    """Print how much of each paper, or of each item of one, is run, and the commands for what is next."""
+    if name is None:
+        table, commands = tabulate_status([open_study(each) for each in STUDIES], root)
+        subject = "published numbers"
+    else:
+        table, commands = tabulate_items(open_study(name), root)
+        subject = f"items of {name}"
+    _print_table(f"{subject} in {root}/, at full scale", table)
     for command in commands:
         print(f"next: {command}")
 

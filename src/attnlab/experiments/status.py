@@ -10,7 +10,9 @@ from attnlab.experiments.study import Study
 from attnlab.experiments.verdicts import VERDICTS, Cell, list_numbers
 from attnlab.report.page import Table
 
-COLUMNS = ("study", "numbers", "measured", "cells", "run", "impossible", "official", *VERDICTS[:-1])
+COUNTS = ("cells", "run", "impossible", "official", *VERDICTS[:-1])
+COLUMNS = ("study", "numbers", "measured", *COUNTS)
+ITEM_COLUMNS = ("item", "fewest seeds", *COUNTS)
 
 
 def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[str]]:
@@ -32,31 +34,60 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
         raise FileNotFoundError(f"{root} has no STUDY/{FILE}; give the folder of the studies: --from results")
     rows: list[list[Any]] = []
     commands = []
-    terms = StudyTerms("full")
     for study in studies:
-        folder = root / study.name
-        if not (folder / FILE).is_file():
+        if not (root / study.name / FILE).is_file():
             commands.append(suggest_command(study, (), ()))
             continue
-        results = {result.config.item: result.cells for result in draw_study(study, "full", folder, save=False)}
-        ledger = Ledger(folder / FILE)
-        absent = {
-            name: plan_cells(item, terms.configure(study, name), ledger)
-            for name, item in study.items.items()
-            if name not in results
-        }
-        cells = [cell for some in (*results.values(), *absent.values()) for cell in some if cell.has_claim]
-        ran = [cell for some in results.values() for cell in some if cell.has_claim and not cell.not_run]
+        known, items = _read_cells(study, root / study.name)
+        cells = [cell for some in items.values() for cell in some]
+        ran = [cell for name in known for cell in items[name] if not cell.not_run]
         numbers = len(list_numbers(cells)) + sum(study.unimplemented.values())
-        verdicts = [sum(cell.verdict == verdict for cell in ran) for verdict in VERDICTS[:-1]]
-        official = sum(cell.group == "official" for cell in ran)
-        impossible = sum(cell.is_impossible for cell in cells)
-        counts = [numbers, len(list_numbers(ran)), len(cells), len(ran), impossible, official]
-        rows.append([study.name, *counts, *verdicts])
-        if command := suggest_command(study, results.keys(), cells):
+        rows.append([study.name, numbers, len(list_numbers(ran)), *_count_cells(cells, ran)])
+        if command := suggest_command(study, known, cells):
             commands.append(command)
     totals = ["all", *(sum(row[place] for row in rows) for place in range(1, len(COLUMNS)))]
     return Table(list(COLUMNS), [*rows, totals]), commands
+
+
+def tabulate_items(study: Study, root: Path) -> tuple[Table, list[str]]:
+    """Return a row per item of one study, and the command of each item with cells that a run can still fill.
+
+    fewest seeds   of the cells that were run and that a seed changes
+    """
+    if not study.from_paper:
+        raise ValueError(f"{study.name} has no published numbers to count; attnlab ledger show lists its runs")
+    folder = root / study.name
+    if not (folder / FILE).is_file():
+        raise FileNotFoundError(f"{folder} has no {FILE}; give the folder of the studies: --from results")
+    rows: list[list[Any]] = []
+    commands = []
+    known, items = _read_cells(study, folder)
+    for name, cells in items.items():
+        ran = [cell for cell in cells if not cell.not_run and name in known]
+        seeds = [len(cell.values) for cell in ran if not cell.exact]
+        rows.append([name, min(seeds, default="–"), *_count_cells(cells, ran)])
+        if name not in known or any(cell.not_run and not cell.is_impossible for cell in cells):
+            commands.append(f"attnlab reproduce {study.name} --scale full --only {name}")
+    totals = ["all", "", *(sum(row[place] for row in rows) for place in range(2, len(ITEM_COLUMNS)))]
+    return Table(list(ITEM_COLUMNS), [*rows, totals]), commands
+
+
+def _read_cells(study: Study, folder: Path) -> tuple[set[str], dict[str, list[Cell]]]:
+    """Return the items with a result in the ledger, and the cells of all items that compare with the paper."""
+    results = {result.config.item: result.cells for result in draw_study(study, "full", folder, save=False)}
+    terms, ledger = StudyTerms("full"), Ledger(folder / FILE)
+    items = {}
+    for name, item in study.items.items():
+        cells = results[name] if name in results else plan_cells(item, terms.configure(study, name), ledger)
+        items[name] = [cell for cell in cells if cell.has_claim]
+    return set(results), items
+
+
+def _count_cells(cells: Sequence[Cell], ran: Sequence[Cell]) -> list[int]:
+    """Return the numbers of COUNTS."""
+    verdicts = [sum(cell.verdict == verdict for cell in ran) for verdict in VERDICTS[:-1]]
+    official = sum(cell.group == "official" for cell in ran)
+    return [len(cells), len(ran), sum(cell.is_impossible for cell in cells), official, *verdicts]
 
 
 def suggest_command(study: Study, known: Iterable[str], cells: Sequence[Cell]) -> str:
