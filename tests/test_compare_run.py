@@ -290,6 +290,20 @@ def test_nothing_runs_where_no_row_can_be_built(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_row_that_cannot_be_built_is_named_before_anything_is_trained(tmp_path):
+    notes = []
+
+    def note(line):
+        notes.append(line)
+        if line.startswith("shaped"):
+            raise KeyboardInterrupt  # as a person would
+
+    with pytest.raises(KeyboardInterrupt):
+        in_here(tmp_path, attention="softmax,shaped", note=note)
+    assert "shaped: cannot be built and gets no run: Shaped is defined for self-attention only" in notes[-1]
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow  # test_going_on.py and test_engine.py interrupt smaller work
 def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     words = ["attention=softmax,coda", "seeds=1", "steps=150", "checkpoint_every=10", "--no-controls", "--jobs=2"]

@@ -155,7 +155,7 @@ def test_the_proof_can_fail(tmp_path):
         (replace(LANGUAGE, attention="differential"), "differential"),
         (replace(LANGUAGE, attention_options={"scale": 0.5}), "scale=0.5"),
         (replace(LANGUAGE, attention="gated(per=head, scale=0.3)"), "with scale=0.3"),
-        (TRANSLATOR, "vocabularies of 23 and 19"),
+        (TRANSLATOR, r"no second vocabulary \(source 23 words, target 19\)"),
         (replace(TRANSLATOR, norm="post"), "final_norm=true"),
         (replace(POST_NORM, key_value_heads=1), "key_value_heads=1"),
         (replace(POST_NORM, head_dim=5), "head_dim=5"),

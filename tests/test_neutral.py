@@ -37,6 +37,7 @@ def test_an_adapted_model_without_a_neutral_start_differs():
 def test_what_has_no_neutral_start_is_refused():
     for name, options, message in (
         ("sigmoid", {}, "no start for sigmoid: choose from softmax, dagpam"),
+        ("dagpan", {}, "no attention is called 'dagpan' .*'dagpam'"),
         ("softmax*2,dagpam", {}, "no start for different layers"),
         ("dagpam", {"initial": 0.5}, r"neutral=True sets initial=0\.0: leave out initial=0\.5"),
     ):

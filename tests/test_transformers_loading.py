@@ -211,6 +211,7 @@ def write_ledger(path: Path) -> Path:
 
 def test_push_to_hub_writes_a_card_with_the_attention_and_its_figures(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    monkeypatch.setattr("attnlab.huggingface.model_card.is_hub_reachable", lambda: True)
     model = adapted("llama", "dagpam", initial=0.5)
     model.attnlab_adaptation = replace(model.attnlab_adaptation, parent="owner/parent")
     address = model.push_to_hub("mine", ledger=write_ledger(tmp_path / "ledger.jsonl"), tags=["tiny"], private=True)
@@ -241,6 +242,11 @@ def test_what_a_card_cannot_show_is_refused(tmp_path, monkeypatch):
     model = adapted("llama", "sigmoid")
     with pytest.raises(ValueError, match="no figures of attention sigmoid"):
         model.push_to_hub("mine", ledger=write_ledger(tmp_path / "ledger.jsonl"))
+    with pytest.raises(FileNotFoundError, match=r"ledger=.*none\.jsonl: no such file"):
+        model.push_to_hub("mine", ledger=tmp_path / "none.jsonl")
+    monkeypatch.setattr("attnlab.huggingface.model_card.is_hub_reachable", lambda: False)
+    with pytest.raises(ConnectionError, match=r"mine cannot be uploaded: .* does not answer"):
+        model.push_to_hub("mine")
     with pytest.raises(ValueError, match=r"call model\.push_to_hub"):
         model.save_pretrained(tmp_path, push_to_hub=True)
     with pytest.raises(ValueError, match="part of an adapted model"):

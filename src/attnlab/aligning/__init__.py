@@ -64,7 +64,7 @@ def align(
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
     if is_word_model(model):
         attention_options = ("by", "setting", "layer", "head")
-        request.refuse_options(attention_options, "is for models with attention; omit it for IBM Model 1")
+        request.refuse_options(attention_options, f"is for models with attention; omit it for {model}")
         if is_statistical(model):
             request.refuse_options(("diagonal",), f"is for MODEL ibm1; omit it for {model}")
             return AlignmentResult(*align_statistically(model, pairs, request.train_on, tick))

@@ -34,6 +34,6 @@ def check_laws(name: str, settings: Sequence[str]) -> bool:
     if not failed:
         print(f"kind: {', '.join(list_kinds(build)) or 'plain'}")
     held = sum(f.holds is True for f in findings)
-    others = {"do not apply": len(findings) - held - failed, "fail": failed}
+    others = {"not applicable": len(findings) - held - failed, "failed": failed}
     print("; ".join([f"{held} of {len(findings)} laws hold", *(f"{n} {what}" for what, n in others.items() if n)]))
     return not failed

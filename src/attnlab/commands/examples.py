@@ -34,8 +34,8 @@ EXAMPLES = {
         "attnlab generate runs/shakespeare --temperature 0.8 --top-k 40 --seed 1 < prompts.txt",
     ),
     "export": (
-        "attnlab export runs/first --to huggingface --out exported/first",
-        "attnlab export runs/first weights=last",
+        "attnlab export runs/shakespeare --to huggingface --out exported/shakespeare",
+        "attnlab export runs/shakespeare weights=last",
     ),
     "diagnose": (
         "attnlab diagnose corpus.de corpus.en --out diagnosed",
@@ -62,7 +62,7 @@ EXAMPLES = {
         "attnlab inspect runs/first --file pairs.tsv --limit 1000 --examples 3 --out inspected/first",
     ),
     "compare": (
-        "attnlab compare synthetic attention=softmax,coda,./mine.py:Mine steps=300 --seeds 3",
+        "attnlab compare synthetic data=lexicon width=32 layers=2 feed_forward=64 steps=300 attention=softmax,coda",
         "attnlab compare translation data=multi30k lr=5e-4,1e-3 --no-controls --jobs 2 --until 9m",
     ),
     "reproduce": (

@@ -55,7 +55,8 @@ def tabulate_items(study: Study, root: Path) -> tuple[Table, list[str]]:
     fewest seeds   of the cells that were run and that a seed changes
     """
     if not study.from_paper:
-        raise ValueError(f"{study.name} has no published numbers to count; attnlab ledger show lists its runs")
+        advice = f"attnlab ledger show {root / study.name} lists its runs"
+        raise ValueError(f"{study.name} has no published numbers to count; {advice}")
     folder = root / study.name
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} has no {FILE}; give the folder of the studies: --from results")

@@ -14,7 +14,7 @@ from typing import Any
 from attnlab.files import write_text
 from attnlab.files.user_files import parse_json
 from attnlab.huggingface.adaptation import Adaptation
-from attnlab.tasks.hub import is_path
+from attnlab.tasks.hub import is_hub_reachable, is_path
 
 CARD = "README.md"
 CODE = "This mechanism is a class in a file of its author's. Get the file, read it, and pass allow_code=True."
@@ -27,6 +27,8 @@ def push_to_hub(
 
     ledger    a ledger whose figures of this attention the card shows
     options   private, token, revision, create_pr, commit_message, commit_description, max_shard_size
+
+    Raises ConnectionError if the hub does not answer, and ValueError if the ledger has no figures of the attention.
     """
     from huggingface_hub import HfApi
 
@@ -36,6 +38,9 @@ def push_to_hub(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, **size)
         write_card(model, Path(folder), repo_id, ledger=ledger, tags=tags)  # raises before anything is uploaded
+        if not is_hub_reachable():
+            advice = "save_pretrained(FOLDER) keeps the model here"
+            raise ConnectionError(f"{repo_id} cannot be uploaded: the Hugging Face hub does not answer; {advice}")
         name = str(api.create_repo(repo_id, exist_ok=True, **create).repo_id)
         write_card(model, Path(folder), name, ledger=ledger, tags=tags)  # with the name of the owner
         options.setdefault("commit_message", "Upload adapted model")
@@ -109,6 +114,8 @@ def tabulate_ledger(path: Path, about: Adaptation) -> list[str]:
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the newest successful row of each run in a ledger."""
+    if not path.is_file():
+        raise FileNotFoundError(f"ledger={path}: no such file; pass a ledger.jsonl, or leave ledger= out")
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = parse_json(line, f"{path}:{number}")

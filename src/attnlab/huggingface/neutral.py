@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms import Mechanism, find_mechanism
 from attnlab.mechanisms.per_layer import is_per_layer
 
 NEAR = 10.0  # exp(−10) = 4.5e-5: the share that a sink takes from a logit of 0, or that fox forgets with each token
@@ -66,8 +66,12 @@ def choose_neutral_options(name: str | type[Mechanism], options: Mapping[str, An
     """Return the options of a neutral start with those given. Raises ValueError if there is none, or they disagree."""
     start = NEUTRAL.get(name) if isinstance(name, str) else None
     if start is None:
-        what = "different layers" if isinstance(name, str) and is_per_layer(name) else name
-        raise ValueError(f"neutral=True has no start for {what}: choose from {', '.join(NEUTRAL)}, or leave it out")
+        layered = isinstance(name, str) and is_per_layer(name)
+        if not layered:
+            find_mechanism(name)  # refuses a name that does not exist
+        what = "different layers" if layered else name if isinstance(name, str) else name.__name__
+        advice = "leave out neutral=True: training then starts from a changed model"
+        raise ValueError(f"neutral=True has no start for {what}: choose from {', '.join(NEUTRAL)}, or {advice}")
     for key, value in start.options.items():
         if options.get(key, value) != value:
             raise ValueError(f"neutral=True sets {key}={value}: leave out {key}={options[key]}")

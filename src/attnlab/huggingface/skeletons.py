@@ -105,7 +105,7 @@ def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skelet
     if config.head_size * config.heads != config.width:
         misfits.append(f"head_dim={config.head_dim}")
     if pre and sizes[0] != sizes[1]:
-        misfits.append(f"vocabularies of {sizes[0]} and {sizes[1]} words, as norm=pre would need")
+        misfits.append(f"second vocabulary (source {sizes[0]} words, target {sizes[1]})")
     if misfits:
         raise ValueError(f"{name} of transformers has no {', '.join(misfits)}; train with model=iwslt14, which fits")
     values: dict[str, Any] = {

@@ -117,12 +117,13 @@ class _Comparison:
             raise ValueError(f"--control-winners: the first row must be softmax, got {plan.rows[0].label}")
 
     def list_costs(self) -> list[str]:
-        """Return a line for each row that can be built, with its cost."""
+        """Return a line for each row: its cost, or why it cannot be built."""
         lines = []
         for row in self.plan.rows:
             costs = dict.fromkeys(str(cost) for point in self.points if (cost := self._find_cost(row, point)))
             description = f" ({row.description})" if row.description else ""
-            lines += [f"{row.label}: {'; or '.join(costs)}{description}"] if costs else []
+            reason = "" if costs else f"cannot be built and gets no run: {self.costs.explain(self.plan.recipe(row, 0))}"
+            lines.append(f"{row.label}: {'; or '.join(costs) or reason}{description}")
         return lines
 
     def read_results(self, rows: RowReader) -> ComparisonResults:
