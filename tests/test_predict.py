@@ -46,6 +46,15 @@ def test_each_line_gets_its_label_and_the_words_it_rests_on(name, folder):
     assert again.stdout == done.stdout
 
 
+def test_words_that_the_model_does_not_know_are_named(folder):
+    text = "good zebra film\ngood film\n"
+    done = run_attnlab("predict", "transformer", "device=cpu", input=text, cwd=folder)
+    assert done.stderr.splitlines() == ["line 1: not in the vocabulary, read as <unk>: 'zebra'"]
+    done = run_attnlab("translate", "pairs", "device=cpu", input="zebra\n", cwd=folder)
+    assert done.returncode == 0
+    assert "not in the vocabulary, read as <unk>: 'zebra'" in done.stderr
+
+
 def test_json_has_every_probability(folder):
     done = run_attnlab("predict", "transformer", "--json", "--words", "2", "device=cpu", input=THREE, cwd=folder)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from attnlab.config import LengthPenalty, parse_values, split_pairs
-from attnlab.decoding.evaluation import open_search, search_lines
+from attnlab.decoding.evaluation import check_translator, open_search, search_lines
 from attnlab.files.user_files import read_standard_input
+from attnlab.tasks.vocabulary import describe_unknown
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
 
@@ -18,7 +19,11 @@ def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", 
     opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
     search = open_search(opened, **rules)
     lines, best = list(read_standard_input()), {}
+    check_translator(opened.task)
+    unknown = describe_unknown(opened.task, (word for line in lines for word in line.split()))
     with Bar(1) as progress:
+        if unknown:
+            progress.note(unknown)
         for number, candidates in search_lines(search, opened.task, lines):
             best[number] = candidates
             progress.tick(len(best), len(lines))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attnlab.config import Natural, NonNegative, check_fields
 from attnlab.tasks.task import BOS, EOS, PAD, UNK
+from attnlab.tasks.vocabulary import describe_unknown
 from attnlab.training.runs import Run, open_run
 
 TOKENS = 200  # of a continuation, unless the user says otherwise
@@ -135,9 +136,7 @@ class TextGenerator:
         self.notes = []
         if UNK in ids:
             pieces = list(prompt) if getattr(task, "unit", None) == "character" else prompt.split()
-            unknown = [piece for piece in dict.fromkeys(pieces) if UNK in task.encode([piece])[0]]
-            named = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
-            self.notes.append(f"not in the vocabulary, read as <unk>: {named}")
+            self.notes += filter(None, [describe_unknown(task, pieces)])
         block = getattr(task.config, "block", None)
         if block is not None and len(ids) + tokens - 1 > block:
             self.notes.append(f"texts of more than block={block} tokens are longer than any in training")

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from attnlab.tasks.batching import Sequences, split_chunks
-from attnlab.tasks.task import BOS
+from attnlab.tasks.task import BOS, UNK
+from attnlab.tasks.vocabulary import describe_unknown
 from attnlab.training.runs import Run
 
 LINES = 1024  # lines that are sorted by length together
@@ -95,11 +96,13 @@ def _encode(run: Run, text: str, limit: int) -> _EncodedText:
     cut = text[:CHARACTERS]
     whole = _EncodedText(task.split(cut), task.encode([cut])[0], [])
     words = whole.words[:limit]
+    unknown = describe_unknown(task, words) if UNK in whole.ids else ""
+    notes = [unknown] if unknown else []
     if len(words) == len(whole.words):
-        notes = [f"only the first {CHARACTERS:,} characters are read"] if len(cut) < len(text) else []
+        notes += [f"only the first {CHARACTERS:,} characters are read"] if len(cut) < len(text) else []
         return replace(whole, notes=notes)
     ids = np.concatenate([whole.ids[: whole.first + len(words)], whole.ids[whole.first + len(whole.words) :]])
-    return _EncodedText(words, ids, [f"only the first {len(words):,} words are read"])
+    return _EncodedText(words, ids, [*notes, f"only the first {len(words):,} words are read"])
 
 
 def _explain(run: Run, text: _EncodedText, log_prob: Tensor, words: int) -> LabelPrediction:

@@ -32,6 +32,15 @@ TRAINING = {  # options of SentencePiece; the number of threads is fixed, becaus
 }  # fmt: skip
 
 
+def describe_unknown(task: Any, pieces: Iterable[str]) -> str:
+    """Say which pieces of a text the vocabulary of a task lacks; "" if it has all."""
+    distinct = [piece for piece in dict.fromkeys(pieces) if piece != SPECIALS[UNK]]
+    encoded = task.encode(distinct)
+    unknown = [piece for place, piece in enumerate(distinct) if UNK in encoded[place]]
+    named = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
+    return f"not in the vocabulary, read as <unk>: {named}" if unknown else ""
+
+
 class Vocabulary(ABC):
     """A mapping between text and ids. `encode` adds no special tokens; `decode` drops <pad>, <s> and </s>."""
 
