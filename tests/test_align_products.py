@@ -15,6 +15,7 @@ from test_align_pretrained import bpe
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.exporting import expand_links, measure_first_heads
 from attnlab.aligning.extraction import find_links
+from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.pair_readers import PretrainedTranslator
 from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
 from attnlab.aligning.row_evidence import WordIds, measure_evidence
@@ -114,7 +115,7 @@ def read_converted(folder, bare):
 def test_heads_for_ctranslate2_have_the_evidence_of_their_links(marian):
     """With two heads the candidates, head 0 and both heads, are also candidates of find_links."""
     sides = read_sides(marian)
-    reader = PretrainedTranslator.open(str(marian / "model"), device=torch.device("cpu")).open_pairs(*sides)
+    reader = PretrainedTranslator.open(str(marian / "model"), ModelLoader(torch.device("cpu"))).open_pairs(*sides)
     candidates = lambda layers, _: [Candidate("weight", "awo", n, h) for n in range(layers) for h in (0, "mean")]  # noqa: E731
     x, y = WordIds.number_words(*sides)
     found = find_links(reader, candidates).aligned.items()

@@ -12,13 +12,13 @@ with the text.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlab.aligning.extraction import Tick, plan_pairs
 from attnlab.aligning.map_aligner import MapAligner
+from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.request import AlignmentRequest, Pairs
 from attnlab.aligning.side_encoders import open_sides
 from attnlab.aligning.trained_aligner import AlignmentLayer, TrainedAligner, TrainedView, find_live
@@ -55,11 +55,10 @@ def train_aligner(
     config = config or AlignerConfig()
     torch.manual_seed(config.seed)
     device = choose_device(request.device)
-    how: Any = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
     teacher = MapAligner.open(models[0], _ask_teacher(request, models), models[1] if len(models) > 1 else None)
     silent: Tick = lambda done, of: None  # noqa: E731
     teacher.choose(pairs, silent)
-    sides = open_sides(models, languages=request.get_languages(0), **how)
+    sides = open_sides(models, ModelLoader(device, request.allow_code, request.precision), request.get_languages(0))
     about = {"pairs": len(pairs[0]), "teacher": teacher.notes, "languages": request.languages}
     aligner = TrainedAligner(models, sides, AlignmentLayer(1, 1, 1), about)
     view = TrainedView(aligner, *pairs)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from attnlab.aligning.choice import Candidate, RowSetting
 from attnlab.aligning.deciding import DecisionRule, decide_links
 from attnlab.aligning.extraction import FoundLinks, PairReader, Sentences, Tick, find_links, plan_pairs
 from attnlab.aligning.map_choice import choose_by_agreement, choose_by_evidence, count_words, spread_sample
+from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.pair_readers import PretrainedTranslator, open_run_reader
 from attnlab.aligning.request import AlignmentRequest, Pairs, SelectionGold
 from attnlab.aligning.row_evidence import compare_settings
@@ -71,11 +72,10 @@ class MapAligner:
                 raise ValueError(f"{folder} is a trained aligner and reads both directions: omit --reverse")
             return cls(request, trained=TrainedAligner.load(folder, request))
         request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
-        device = choose_device(request.device)
-        how: dict[str, Any] = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
+        loader = ModelLoader(choose_device(request.device), request.allow_code, request.precision)
         if request.by == "encoder":
             request.refuse_options(("setting", "head"), "is for cross attention; omit it with --by encoder")
-            opened = [Encoder.open(name, languages=request.get_languages(k), **how) for k, name in enumerate(names)]
+            opened = [Encoder.open(name, loader, request.get_languages(k)) for k, name in enumerate(names)]
             return cls(request, encoders=opened)
         made: list[Direction] = []
         for k, name in enumerate(names):
@@ -87,7 +87,7 @@ class MapAligner:
                 continue
             refuse_missing_run(name)
             with suggest_runs(name):
-                made.append(PretrainedTranslator.open(name, languages=request.get_languages(k), **how))
+                made.append(PretrainedTranslator.open(name, loader, request.get_languages(k)))
         return cls(request, directions=made)
 
     def choose(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> None:

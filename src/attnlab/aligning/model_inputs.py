@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,15 +14,26 @@ from attnlab.huggingface.inputs import shift_right
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 
 
-def open_aligned_model(name: str, *, device: torch.device, allow_code: bool, precision: Precision) -> Any:
-    """Load a model: bfloat16 on a GPU and float32 on a CPU, unless another precision is wanted."""
-    from attnlab.huggingface import pretrained
+@dataclass(frozen=True)
+class ModelLoader:
+    """How models are loaded: in bfloat16 on a GPU and float32 on a CPU, unless another precision is wanted."""
 
-    if precision == "int8" and device.type != "cpu":
-        raise ValueError(f"--precision int8 is for a CPU, and the device is {device}: pass --device cpu or bfloat16")
-    half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-    dtype = torch.bfloat16 if half else torch.float32
-    return pretrained.open_model(name, device=device, allow_code=allow_code, dtype=dtype)
+    device: torch.device
+    allow_code: bool = False
+    precision: Precision = "auto"
+
+    def load(self, name: str) -> Any:
+        """Load a model. For int8, `quantize` it when it has been proved."""
+        from attnlab.huggingface import pretrained
+
+        device, precision = self.device, self.precision
+        if precision == "int8" and device.type != "cpu":
+            raise ValueError(
+                f"--precision int8 is for a CPU, and the device is {device}: pass --device cpu or bfloat16"
+            )
+        half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+        dtype = torch.bfloat16 if half else torch.float32
+        return pretrained.open_model(name, device=device, allow_code=self.allow_code, dtype=dtype)
 
 
 def is_decoder_only(model: Any) -> bool:

@@ -23,7 +23,7 @@ from attnlab.aligning.extraction import (
     number_pieces,
     pad_rows,
 )
-from attnlab.aligning.model_inputs import Precision, build_inputs, is_decoder_only, open_aligned_model, quantize
+from attnlab.aligning.model_inputs import ModelLoader, build_inputs, is_decoder_only, quantize
 from attnlab.aligning.word_tokens import EncodedLines, Languages, WordTokenizer, number_specials
 from attnlab.analysis.alignment import NOWHERE
 from attnlab.huggingface.cross_pass import CrossPlan, probe_positions, read_cross_layers, weigh_gradients
@@ -80,7 +80,7 @@ def open_pretrained_reader(
     name: str, source: Sentences, target: Sentences, *, device: torch.device, allow_code: bool = False
 ) -> PairReader:
     """Open sentence pairs for a Hugging Face encoder-decoder model."""
-    return PretrainedTranslator.open(name, device=device, allow_code=allow_code).open_pairs(source, target)
+    return PretrainedTranslator.open(name, ModelLoader(device, allow_code)).open_pairs(source, target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +94,11 @@ class PretrainedTranslator:
     heads: int
 
     @classmethod
-    def open(
-        cls,
-        name: str,
-        *,
-        device: torch.device,
-        allow_code: bool = False,
-        precision: Precision = "auto",
-        languages: Languages | None = None,
-    ) -> "PretrainedTranslator":
+    def open(cls, name: str, loader: ModelLoader, languages: Languages | None = None) -> "PretrainedTranslator":
         """Load a model and prove that it can be recorded. Raises ValueError if it has no cross attention."""
         from attnlab.huggingface import dispatch, pretrained
 
-        model = open_aligned_model(name, device=device, allow_code=allow_code, precision=precision)
+        model = loader.load(name)
         if not model.config.is_encoder_decoder:
             what = f"{name} is a {type(model).__name__}, not an encoder-decoder: it has no cross attention to align by"
             advice = "pass a translator" if is_decoder_only(model) else "for a multilingual encoder pass --by encoder"
@@ -117,7 +109,7 @@ class PretrainedTranslator:
         plan = CrossPlan.from_record(model, proved)
         heads = proved.kind("cross")[0].context.shape[1]
         sides = tuple(WordTokenizer.open(tokenizer, argument, name, languages) for argument in SIDES)
-        quantize(model, precision)
+        quantize(model, loader.precision)
         return cls(name, model, sides, None if dispatch.find_adaptation(model) else plan, heads)  # type: ignore[arg-type]
 
     def open_pairs(self, source: Sentences, target: Sentences) -> PairReader:

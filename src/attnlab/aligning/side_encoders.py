@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnlab.aligning.extraction import Sentences, number_pieces, pad_rows
-from attnlab.aligning.model_inputs import Precision
+from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.pair_readers import encode_run_words, get_vocabularies
 from attnlab.aligning.views import Encoder, average_pieces
 from attnlab.aligning.word_tokens import EncodedLines, Languages
@@ -75,24 +75,21 @@ class RunSide(SideEncoder):
         return average_pieces(states.float(), pad_rows(lines.owners).to(self.device))
 
 
-def open_sides(
-    models: list[str], *, device: torch.device, allow_code: bool, precision: Precision, languages: Languages
-) -> list[SideEncoder]:
+def open_sides(models: list[str], loader: ModelLoader, languages: Languages) -> list[SideEncoder]:
     """Open the encoders of both languages.
 
     models   two translators, of which each reads its own source language; or one encoder that reads both
     """
     if len(models) == 1 and find_folder(models[0], "model.json"):
         raise ValueError(f"{models[0]} is a run and encodes one language: pass the run of the other with --reverse")
-    how = {"device": device, "allow_code": allow_code, "precision": precision}
     if len(models) == 1:
-        encoder = Encoder.open(models[0], languages=languages, **how)  # type: ignore[arg-type]
+        encoder = Encoder.open(models[0], loader, languages)
         return [PretrainedSide(encoder, side) for side in (0, 1)]
     sides: list[SideEncoder] = []
     for k, name in enumerate(models):
         if find_folder(name, "model.json"):
-            sides.append(RunSide(open_run(name, device=str(device), allow_code=allow_code)))
+            sides.append(RunSide(open_run(name, device=str(loader.device), allow_code=loader.allow_code)))
         else:
             own = languages if k == 0 else languages.reverse("")
-            sides.append(PretrainedSide(Encoder.open(name, languages=own, **how), 0))  # type: ignore[arg-type]
+            sides.append(PretrainedSide(Encoder.open(name, loader, own), 0))
     return sides

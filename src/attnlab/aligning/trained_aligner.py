@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.aligning.extraction import Sentences
+from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.pair_readers import choose_batch_tokens, find_readable
 from attnlab.aligning.request import AlignmentRequest, Pairs
 from attnlab.aligning.side_encoders import SideEncoder, open_sides
@@ -73,8 +74,7 @@ class TrainedAligner:
             raise ValueError(f"{folder / FILE} is not an aligner of attnlab align-train")
         device = choose_device(request.device)
         languages = replace(request, languages=request.languages or about.get("languages")).get_languages(0)
-        how: dict[str, Any] = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
-        sides = open_sides(about["models"], languages=languages, **how)
+        sides = open_sides(about["models"], ModelLoader(device, request.allow_code, request.precision), languages)
         width = weights["source.weight"].shape[0]
         layer = AlignmentLayer(weights["source.weight"].shape[1], weights["target.weight"].shape[1], width)
         layer.load_state_dict(weights)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.extraction import PairReader, Sentences, pad_rows
-from attnlab.aligning.model_inputs import Precision, encode_side, is_decoder_only, open_aligned_model, quantize
+from attnlab.aligning.model_inputs import ModelLoader, encode_side, is_decoder_only, quantize
 from attnlab.aligning.pair_readers import choose_batch_tokens, find_readable
 from attnlab.aligning.soft_maps import Pieces, fit_shape, normalise_similarity, read_soft_map
 from attnlab.aligning.word_tokens import Languages, WordTokenizer
@@ -76,25 +76,17 @@ class Encoder:
     centres: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer: the mean vector of each side
 
     @classmethod
-    def open(
-        cls,
-        name: str,
-        *,
-        device: torch.device,
-        allow_code: bool = False,
-        precision: Precision = "auto",
-        languages: Languages | None = None,
-    ) -> "Encoder":
+    def open(cls, name: str, loader: ModelLoader, languages: Languages | None = None) -> "Encoder":
         """Load the encoder. Raises ValueError for a decoder-only model, whose vectors see only one side."""
         from attnlab.huggingface import pretrained
 
-        model = open_aligned_model(name, device=device, allow_code=allow_code, precision=precision)
+        model = loader.load(name)
         config = model.config
         if is_decoder_only(model):
             what = f"{name} is a {type(model).__name__}, a decoder-only model"
             raise ValueError(f"{what}, and cannot align words: pass a translator or an encoder")
         tokenizer = pretrained.open_tokenizer(name)
-        quantize(model, precision)
+        quantize(model, loader.precision)
         second = "text_target" if config.is_encoder_decoder else "text"
         languages = languages or Languages()
         sides = [WordTokenizer.open(tokenizer, argument, name, languages) for argument in ("text", second)]
