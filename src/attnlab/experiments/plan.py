@@ -160,8 +160,26 @@ def describe_recipe(recipe: Recipe, folder: Path | None = None) -> dict[str, Any
     return values | {"training": {key: x for key, x in values["training"].items() if key != "seed"}}
 
 
+class RecipeRun(PlannedRun):
+    """A planned run whose model is that of one recipe."""
+
+    trained: Recipe
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        return self.trained.training.seed
+
+    @property
+    def name(self) -> str:
+        return f"{self.trained.name()}, {self.measure}"
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.trained.defaults()
+
+
 @dataclass(frozen=True)
-class TrainedRun(PlannedRun):
+class TrainedRun(RecipeRun):
     """A recipe with its seed, trained by the ordinary loop into work/runs/NAME, and one measure of it."""
 
     trained: Recipe
@@ -179,20 +197,8 @@ class TrainedRun(PlannedRun):
         return self.by.edition
 
     @property
-    def seed(self) -> int:  # type: ignore[override]
-        return self.trained.training.seed
-
-    @property
-    def name(self) -> str:
-        return f"{self.trained.name()}, {self.by.name}"
-
-    @property
     def recipe(self) -> dict[str, Any]:
         return describe_recipe(self.trained, self.files)
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self.trained.defaults()
 
     @property
     def steps(self) -> int:

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from attnlab.experiments.ledger import Ledger
-from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
+from attnlab.experiments.plan import RecipeRun, Workplace, describe_recipe
 from attnlab.provenance import name_hardware
 from attnlab.training.recipe import Recipe
 from attnlab.training.runs import start_run
@@ -26,7 +26,7 @@ class _EnoughError(Exception):
 
 
 @dataclass(frozen=True)
-class TimedRun(PlannedRun):
+class TimedRun(RecipeRun):
     """A recipe that is trained only until it is timed, on the hardware named."""
 
     trained: Recipe
@@ -35,14 +35,6 @@ class TimedRun(PlannedRun):
     measure = "speed"
     edition = 1
     alone = True
-
-    @property
-    def seed(self) -> int:  # type: ignore[override]
-        return self.trained.training.seed
-
-    @property
-    def name(self) -> str:
-        return f"{self.trained.name()}, {self.measure}"
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -5,12 +5,11 @@ ordered by seed: the first seed of all mechanisms comes first.
 """
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe, prepare_vocabulary
+from attnlab.experiments.plan import RecipeRun, Workplace, describe_recipe, prepare_vocabulary
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
 from attnlab.experiments.study import Scale, Setting
 from attnlab.huggingface.adaptation import is_added
@@ -120,7 +119,7 @@ class ConversionPlan:
 
 
 @dataclass(frozen=True)
-class Conversion(PlannedRun):
+class Conversion(RecipeRun):
     """One mechanism in the model, trained with one seed; its row holds the learning curve."""
 
     trained: Recipe
@@ -130,23 +129,11 @@ class Conversion(PlannedRun):
     edition: int = 1
 
     @property
-    def seed(self) -> int:  # type: ignore[override]
-        return self.trained.training.seed
-
-    @property
-    def name(self) -> str:
-        return f"{self.trained.name()}, {self.measure}"
-
-    @property
     def recipe(self) -> dict[str, Any]:
         values = describe_recipe(self.trained, self.work)
         values["model"] |= {"path": self.model}
         values["data"] |= {"tokenizer": self.model}
         return values
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self.trained.defaults()
 
     @property
     def steps(self) -> int:
