@@ -475,11 +475,13 @@ def test_analyses_that_share_a_table_are_refused():
 
 
 def test_errors_name_options_as_they_are_typed():
-    options = ["--batch-tokens", "--device", "--limit"]
+    options = ["--allow-pickle", "--batch-tokens", "--device", "--limit"]
     for message, named in {
         "batch_tokens must be at least 1, got 0": "--batch-tokens must be at least 1, got 0",
         "device=cuda, but there is none; use device=cpu": "--device cuda, but there is none; use --device cpu",
         "limit='a b' is no number": "--limit a b is no number",
+        "limit=-5 and device=/tmp": "--limit -5 and --device /tmp",
+        "pass --allow-pickle (allow_pickle=True)": "pass --allow-pickle",
         "a/device=x and mydevice=y stay, and the limit too": "a/device=x and mydevice=y stay, and the limit too",
     }.items():
         assert name_options(message, options) == named

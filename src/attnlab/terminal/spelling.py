@@ -86,11 +86,15 @@ def name_option(key: str) -> str:
 
 
 def name_options(message: str, options: Collection[str]) -> str:
-    """Return an error with settings written as options: "top_k must be 1; use dtype=x" gives "--top-k … --dtype x"."""
+    """Return an error with settings written as options: "top_k must be 1; use dtype=x" gives "--top-k … --dtype x".
+
+    A flag that is named in both spellings, "--again (again=True)", is named once.
+    """
     for option in options:
         key = option.removeprefix("--").replace("-", "_")
+        message = message.replace(f"{option} ({key}=True)", option)
         message = re.sub(rf"^{key}s?(?= must )", option, message)
-        message = re.sub(rf"(?<![\w./-]){key}=(?:'([^']*)'|(?=[\w.,]))", rf"{option} \1", message)
+        message = re.sub(rf"(?<![\w./-]){key}=(?:'([^']*)'|(?=[\w.,/~-]))", rf"{option} \1", message)
     return message
 
 
