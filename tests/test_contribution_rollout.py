@@ -36,8 +36,9 @@ def test_rollout_by_hand():
 def test_a_token_without_shares_is_refused():
     """Of a token, not of padding: its rows would sum to 0."""
     record = Record([layer_of([[1, 0], [0, 0]])])
-    with pytest.raises(ValueError, match=r"token 1 of example 0 takes nothing from any token by 'weight'"):
-        rollout(record, "weight")
+    for by in ("weight", {"encoder-self": "weight"}):
+        with pytest.raises(ValueError, match=r"token 1 of example 0 takes nothing from any token by 'weight'"):
+            rollout(record, by)
     padded_record = replace(record, masks={"source": torch.tensor([[True, False]])})
     assert rollout(padded_record, "weight")["encoder-self"].tolist() == [[[1.0, 0.0], [0.0, 0.0]]]
 

@@ -349,10 +349,12 @@ def test_heads_are_ranked_by_what_they_cost():
     some = rank_heads(model, batch, layers=[2], heads=[1, 0])
     every = table[(table["layer"] == 2) & (table["head"] < 2)].reset_index(drop=True)
     pd.testing.assert_frame_equal(some, every)
-    with pytest.raises(ValueError, match="the model has no layer 3; layers are 0-2"):
+    with pytest.raises(ValueError, match="the model has no layer 3; its layers are 0-2"):
         rank_heads(model, batch, layers=[1, 3])
-    with pytest.raises(ValueError, match="the model has no head 3; heads are 0-2"):
+    with pytest.raises(ValueError, match="the model has no head 3; its heads are 0-2"):
         rank_heads(model, batch, heads=[3])
+    with pytest.raises(ValueError, match="none of the chosen layers has one of the chosen heads"):
+        rank_heads(model, batch, layers=[])
 
 
 def test_a_single_token_has_no_loss_but_moves_the_prediction():

@@ -42,9 +42,7 @@ def read_steps(run, length):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(
-    "name", ["gpt2", "gemma3", "marian", "gpt_oss static", "gpt_oss adapted", "fox", "multi-token"]
-)
+@pytest.mark.parametrize("name", PRETRAINED)
 @torch.no_grad()
 def test_steps_of_a_hugging_face_model_equal_one_pass(name, change):
     torch.manual_seed(0)

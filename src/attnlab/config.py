@@ -288,6 +288,13 @@ def write_ranges(numbers: Iterable[int]) -> list[str]:
     return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
 
 
+def check_known(chosen: Iterable[int] | None, known: Iterable[int], owner: str, part: str) -> None:
+    """Raise ValueError for a number that no part of the owner has, such as a layer of a record."""
+    numbers = sorted(set(known))
+    if absent := sorted(set(chosen or ()) - set(numbers)):
+        raise ValueError(f"{owner} has no {part} {absent[0]}; its {part}s are {', '.join(write_ranges(numbers))}")
+
+
 def replace_values(config: C, values: Mapping[str, str]) -> C:
     """Return the configuration with values from the command line. Raises ValueError for an unknown key."""
     return dataclasses.replace(config, **parse_values(values, _read_hints(type(config))))

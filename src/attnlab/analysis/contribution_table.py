@@ -25,7 +25,7 @@ from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.signed import signed_shares
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
-from attnlab.config import write_ranges
+from attnlab.config import check_known
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
@@ -73,10 +73,7 @@ def select_layers(record: Record, kinds: Collection[str] | None, layers: Collect
         if kind not in available:
             raise ValueError(f"the record has no {kind!r} layers; it has {', '.join(dict.fromkeys(available))}")
     places = record.places
-    indices = sorted({index for _, index in places})
-    for layer in layers or ():
-        if layer not in indices:
-            raise ValueError(f"the record has no layer {layer}; its layers are {', '.join(write_ranges(indices))}")
+    check_known(layers, (index for _, index in places), "the record", "layer")
     for place, (kind, index) in enumerate(places):
         if (kinds is None or kind in kinds) and (layers is None or index in layers):
             yield record.layers[place]
@@ -166,8 +163,6 @@ def _cut(x: Tensor, query: TokenSide, key: TokenSide) -> Tensor:
 
 def select_heads(layer: Layer, heads: Collection[int] | None) -> list[int]:
     """Return the sorted indices of the selected heads; None = all. Raises ValueError for a head that does not exist."""
-    count = layer.context.shape[1]
-    for head in heads or ():
-        if not 0 <= head < count:
-            raise ValueError(f"{layer.name} has no head {head}; heads are 0 … {count - 1}")
-    return list(range(count)) if heads is None else sorted(set(heads))
+    every = range(layer.context.shape[1])
+    check_known(heads, every, layer.name, "head")
+    return sorted(set(every if heads is None else heads))

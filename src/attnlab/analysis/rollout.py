@@ -147,15 +147,16 @@ def _shares(record: Record, by: By) -> Iterator[tuple[Layer, Tensor, Tensor]]:
     if not isinstance(by, str) and (missing := set(record.kinds) - set(by)):
         raise ValueError(f"by= has no map for {', '.join(sorted(missing))}")
     for layer in record.layers:
-        mixed = mixing(layer, by if isinstance(by, str) else by[layer.kind])
+        name = by if isinstance(by, str) else by[layer.kind]
+        mixed = mixing(layer, name)
         if mixed.map.min() < 0:
             raise ValueError(f"{layer.name} has negative weights, which are not shares; roll out norms with by='norm'")
         own = torch.zeros_like(mixed.map[..., 0]) if mixed.own is None else mixed.own
         total = mixed.map.sum(-1) + own  # (b,i)
         if bool((blank := (total == 0) & read_token_masks(record, layer)[0]).any()):
             example, token = blank.nonzero()[0].tolist()
-            what = f"token {token} of example {example} takes nothing from any token by {by!r}"
-            raise ValueError(f"{layer.name}: {what}, so it has no shares to roll out; use by='norm'")
+            what = f"token {token} of example {example} takes nothing from any token by {name!r}, so it has no shares"
+            raise ValueError(f"{layer.name}: {what} to roll out; by='weight-residual' also counts what it keeps")
         total = total.masked_fill(total == 0, 1.0)  # padding that sees nothing
         yield layer, mixed.map / total[..., None], own / total
 

@@ -37,9 +37,7 @@ from attnlab.records.visibility import SoftmaxScores
 ROWS, KEYS = 256, 1024  # queries and keys of a block that stays in the cache of a CPU
 GPU_ROWS, GPU_KEYS = 2048, 16384  # of a block on a GPU
 LEAST_BLOCK = 16  # tokens of a block of a level: the least rows of a tile of the kernel
-LEVEL_ROWS = (
-    128  # queries of a block in the cache of a CPU, where there is a level: whole blocks of it, or a part of one
-)
+LEVEL_ROWS = 128  # queries of a block where there is a level: whole blocks of the level, or a part of one
 VECTORS = 2**24  # values of v in memory at a time
 
 

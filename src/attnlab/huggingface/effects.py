@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from attnlab.config import write_ranges
+from attnlab.config import check_known
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.intervening import find_sites, intervene
 from attnlab.huggingface.projections import find_inner
@@ -130,18 +130,17 @@ def _list_heads(
 ) -> list[tuple[str, int, int]]:
     """Return kind, layer and head of the selected heads. Raises ValueError for a layer or head that does not exist."""
     sites = find_sites(model)
-    known = {"layer": {site.layer for site in sites}, "head": {head for site in sites for head in range(site.heads)}}
-    for name, chosen in (("layer", layers), ("head", heads)):
-        if absent := sorted(set(chosen or ()) - known[name]):
-            raise ValueError(
-                f"the model has no {name} {absent[0]}; {name}s are {', '.join(write_ranges(sorted(known[name])))}"
-            )
-    return [
+    check_known(layers, (site.layer for site in sites), "the model", "layer")
+    check_known(heads, range(max(site.heads for site in sites)), "the model", "head")
+    places = [
         (site.kind, site.layer, head)
         for site in sites
         for head in range(site.heads)
         if (layers is None or site.layer in layers) and (heads is None or head in heads)
     ]
+    if not places:
+        raise ValueError("there is no head to knock out: none of the chosen layers has one of the chosen heads")
+    return places
 
 
 def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> ModelTrial:

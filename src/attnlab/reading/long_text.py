@@ -23,7 +23,7 @@ from attnlab.analysis.sinks import tabulate_sinks
 from attnlab.analysis.statistics import Statistics
 from attnlab.analysis.totals import LEAST_BLOCK, Totals, measure_taken
 from attnlab.analysis.words import join_pieces, number_words
-from attnlab.config import write_ranges
+from attnlab.config import check_known
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.capture import describe_unrecorded
 from attnlab.huggingface.intervening import find_sites
@@ -96,8 +96,7 @@ def read_long_text(
         batch["logits_to_keep"] = 1  # type: ignore[assignment]
     n = ids.shape[1]
     known = sorted({site.layer for site in find_sites(reader.model)})
-    if absent := sorted(set(layers or ()) - set(known)):
-        raise ValueError(f"{reader.name} has no layer {absent[0]}; its layers are {', '.join(write_ranges(known))}")
+    check_known(layers, known, reader.name, "layer")
     starts = choose_windows(n, windows)
     gather = _Gather(groups, ids, starts, layers, heads, progress, known[-1] + 1)
     stream_layers(reader.model, batch, gather.add, links=LINKS, block=choose_block(n))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.contribution import NOT_A_SUM, Norms, average_heads, is_linear, norms
-from attnlab.analysis.contribution_table import read_side, select_layers
+from attnlab.analysis.contribution_table import read_side, select_heads, select_layers
 from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
@@ -251,10 +251,7 @@ def _build_layer(
     record: Record, layer: Layer, heads: Collection[int] | None, together: bool, notes: dict[str, None]
 ) -> list[ViewAttention]:
     """Return one layer on every example."""
-    count = layer.context.shape[1]
-    numbers = list(range(count)) if heads is None else sorted(set(heads))
-    if absent := [head for head in numbers if not 0 <= head < count]:
-        raise ValueError(f"{layer.name} has no head {absent[0]}; heads are 0 … {count - 1}")
+    numbers = select_heads(layer, heads)
     maps, computed = _build_maps(layer, notes)
     b, _, i, _ = layer.context.shape
     j = layer.grouped_values.shape[2]
