@@ -7,39 +7,23 @@ above the τ of the keys up to it, sorted. Logits are computed at least in float
 On a GPU impl="auto" is the kernels of sparsemax, with another power.
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
-from attnlab.mechanisms.sparsemax import find_support, masked_projection, mix_projection, sort_logits
+from attnlab.mechanisms.sparsemax import SimplexProjection, find_support, sort_logits
 
 
-class Entmax15(Mechanism):
-    kernels = frozenset({"sparsemax"})
-    row_sum = 1.0
+class Entmax15(SimplexProjection):
+    form = "ENTMAX"
 
-    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(project, logits(widen(q), widen(k), self.scale, bias), seen).to(q.dtype), None
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        self.check(q, k, mask, at, v)
-        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        context = mix_projection(self, "ENTMAX", q, k, v, mask, **options)
-        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
-
-
-def project(s: Tensor) -> Tensor:
-    """Map rows of logits (…,j) to their 1.5-entmax."""
-    half = s / 2
-    ordered, k = sort_logits(half)
-    mean = ordered.cumsum(-1) / k
-    variance = ordered.square().cumsum(-1) / k - mean.square()
-    support = find_support(half, ordered, ordered >= mean - (1 / k - variance).clamp_min(0).sqrt())
-    size = support.sum(-1, keepdim=True).to(s.dtype)
-    mean = (half * support).sum(-1, keepdim=True) / size
-    variance = ((half - mean).square() * support).sum(-1, keepdim=True) / size
-    return (half - mean + (1 / size - variance).sqrt()).relu().square()
+    @staticmethod
+    def project(s: Tensor) -> Tensor:
+        """Map rows of logits (…,j) to their 1.5-entmax."""
+        half = s / 2
+        ordered, k = sort_logits(half)
+        mean = ordered.cumsum(-1) / k
+        variance = ordered.square().cumsum(-1) / k - mean.square()
+        support = find_support(half, ordered, ordered >= mean - (1 / k - variance).clamp_min(0).sqrt())
+        size = support.sum(-1, keepdim=True).to(s.dtype)
+        mean = (half * support).sum(-1, keepdim=True) / size
+        variance = ((half - mean).square() * support).sum(-1, keepdim=True) / size
+        return (half - mean + (1 / size - variance).sqrt()).relu().square()

@@ -8,9 +8,10 @@ On a GPU impl="auto" is a kernel that finds the threshold of each row without so
 bias, or queries placed by at=, it works on the stored logits of a band of queries at a time.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,29 +21,41 @@ from attnlab.mechanisms.cascade import draw_dropping
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, visible, widen
 
 
-class Sparsemax(Mechanism):
+class SimplexProjection(Mechanism):
+    """A mechanism whose weights are those of a point of the simplex that is near the logits: Sparsemax and Entmax15."""
+
     kernels = frozenset({"sparsemax"})
     row_sum = 1.0
+    form: ClassVar[str]  # its name in kernels/sparsemax.py
+
+    @staticmethod
+    @abstractmethod
+    def project(s: Tensor) -> Tensor:
+        """Map rows of logits (…,j) to weights."""
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(project, logits(widen(q), widen(k), self.scale, bias), seen).to(q.dtype), None
+        return masked_projection(self.project, logits(widen(q), widen(k), self.scale, bias), seen).to(q.dtype), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        context = mix_projection(self, "SPARSEMAX", q, k, v, mask, **options)
+        context = mix_projection(self, self.form, q, k, v, mask, **options)
         return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
 
 
-def project(s: Tensor) -> Tensor:
-    """Project rows of logits (…,j) onto the simplex."""
-    ordered, rank = sort_logits(s)
-    support = find_support(s, ordered, rank * ordered > ordered.cumsum(-1) - 1)
-    tau = ((s * support).sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
-    return (s - tau).relu()
+class Sparsemax(SimplexProjection):
+    form = "SPARSEMAX"
+
+    @staticmethod
+    def project(s: Tensor) -> Tensor:
+        """Project rows of logits (…,j) onto the simplex."""
+        ordered, rank = sort_logits(s)
+        support = find_support(s, ordered, rank * ordered > ordered.cumsum(-1) - 1)
+        tau = ((s * support).sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+        return (s - tau).relu()
 
 
 def sort_logits(s: Tensor) -> tuple[Tensor, Tensor]:
