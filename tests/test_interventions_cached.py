@@ -50,7 +50,7 @@ def test_steps_of_a_hugging_face_model_equal_one_pass(name, change):
     model = getattr(tiny_models, own if hasattr(tiny_models, own) else "gpt2")().double().eval()
     if how == "adapted" or not hasattr(tiny_models, own):
         attnlab.adapt(model, "softmax" if how == "adapted" else name)
-    decoder, given = ("", {}) if own != "marian" else ("decoder_", {"input_ids": IDS + 3})
+    decoder, given = ("", {}) if own != "marian" else ("decoder_", {"input_ids": IDS[:, :8] + 3})
     record = attnlab.record(model, given | {f"{decoder}input_ids": (IDS + 1)})
     caches = {"config": model.config, "max_cache_len": 16} if how == "static" else {"config": model.config}
     cache = hf.StaticCache(**caches) if how == "static" else hf.DynamicCache(**caches)
@@ -62,6 +62,21 @@ def test_steps_of_a_hugging_face_model_equal_one_pass(name, change):
         )
     torch.testing.assert_close(steps, whole, rtol=1e-5, atol=1e-5)  # some norms compute in float32
     assert not torch.allclose(whole, model(**given, **{f"{decoder}input_ids": IDS}, use_cache=False).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_keys_beside_a_sink_have_their_own_positions(change):
+    """Oracle: the model before it was adapted, whose eager attention has the sink outside of the weights."""
+    model = tiny_models.gpt_oss().double().eval()
+    chosen = CHANGES[change](attnlab.record(model, {"input_ids": IDS + 1}))
+    with attnlab.intervene(model, chosen):
+        expected = model(IDS).logits
+    attnlab.adapt(model, "softmax")
+    if isinstance(chosen, PatchHead):
+        chosen = CHANGES[change](attnlab.record(model, {"input_ids": IDS + 1}))
+    with attnlab.intervene(model, chosen):
+        torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-5, atol=1e-5)  # its norms compute in float32
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -121,8 +136,13 @@ def test_a_position_that_no_pass_reached_is_an_error():
 @torch.no_grad()
 def test_a_patch_of_a_prompt_leaves_the_tokens_after_it():
     model = tiny_models.gpt2().double().eval()
-    record = attnlab.record(model, {"input_ids": IDS[:, :4] + 1})
+    record, longer = (attnlab.record(model, {"input_ids": IDS[:, :n] + 1}) for n in (4, 10))
+    with attnlab.intervene(model, *(PatchHead(record=longer, layer=0, head=1, query=query) for query in range(4))):
+        expected = model(IDS).logits
+    cache = hf.DynamicCache(config=model.config)
     with attnlab.intervene(model, PatchHead(record=record, layer=0, head=1)):
+        steps = read_steps(lambda part: model(IDS[:, part], past_key_values=cache).logits, 10)
+        torch.testing.assert_close(steps, expected)
         generated = model.generate(IDS[:, :4], max_new_tokens=1, do_sample=False)
         with pytest.raises(ValueError, match="use texts as long"):
             model.generate(IDS[:, :5], max_new_tokens=1, do_sample=False)
@@ -141,8 +161,12 @@ def test_an_encoder_alone_is_changed_in_every_pass():
 
 
 @torch.no_grad()
-def test_positions_of_hypotheses_that_share_a_cache_are_refused():
-    model = made(TRANSLATOR)
+def test_positions_of_hypotheses_that_share_a_cache_or_of_a_captured_step_are_refused():
+    model, ours = made(TRANSLATOR), made(LM)
+    state = ours.start(static=12)
+    state.pin(torch.device("cpu"))
+    with pytest.raises(ValueError, match="or a step is captured"), attnlab.intervene(ours, KnockOutValue(token=0)):
+        ours.step(IDS[:, :1], state)
     source = IDS[:, :5]
     refused = pytest.raises(ValueError, match="hypotheses share a cache")
     with refused, attnlab.intervene(model, KnockOutEdge(kind="cross", query=1, key=0)):

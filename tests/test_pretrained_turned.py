@@ -68,6 +68,15 @@ def test_layers_of_a_hybrid_model_have_its_own_numbers(tmp_path):
     assert sorted(ranked["layer"].unique()) == [1, 3]
 
 
+def test_layers_of_two_towers_have_different_numbers():
+    model = tiny_models.siglip()
+    ids, pixels = torch.arange(3, 9)[None], torch.randn(1, 3, *[model.config.vision_config.image_size] * 2)
+    record = pretrained.record(model, {"input_ids": ids, "pixel_values": pixels})
+    count = sum(each.num_hidden_layers for each in (model.config.text_config, model.config.vision_config))
+    assert record.places == [("encoder-self", number) for number in range(count)]
+    assert record.meta["unrecorded"] == "vision_model.head.attention (torch.nn.MultiheadAttention)"
+
+
 def test_a_mechanism_in_a_gated_model_is_turned_by_both():
     model = pretrained.adapt(tiny_models.qwen3_next(), "gated", per="element")
     layer, module = record_last(model)

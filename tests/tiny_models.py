@@ -122,6 +122,12 @@ def clip() -> hf.PreTrainedModel:
     return _model(hf.CLIPModel, hf.CLIPConfig(text_config=text, vision_config=_VISION, projection_dim=8))
 
 
+def siglip() -> hf.PreTrainedModel:
+    """It reads a text and a picture, both without a causal mask, and pools the picture by torch's own attention."""
+    text = _ENCODER | {"hidden_size": 16, "num_attention_heads": 2}
+    return _model(hf.SiglipModel, hf.SiglipConfig(text_config=text, vision_config=_VISION))
+
+
 def minimax() -> hf.PreTrainedModel:
     """Two of its three layers have linear attention."""
     kinds = ["linear_attention", "full_attention", "linear_attention"]

@@ -129,8 +129,8 @@ class ChangedPass:
         self._next[kind] = number + 1
         chosen = [each for each in self.chosen if each.applies_to(site)]
         if mechanism is not None:
-            here = replace(site, sinks=int(has_sink(call)))
-            with mechanism.register_forward_hook(change_mechanism(chosen, lambda _: here), with_kwargs=True):
+            located = change_mechanism(chosen, lambda _: site)
+            with mechanism.register_forward_hook(located, with_kwargs=True):
                 query, key, value, mask = call.query, call.key, call.value, call.mask
                 mixed = dispatch.attend(call.module, query, key, value, mask, **call.options)[0]
         else:
@@ -149,9 +149,11 @@ class ChangedPass:
         if any(each.needs_weights for each in chosen):
             mask = native.to_additive(seen.expand(-1, -1, call.query.shape[2], -1), call.query.dtype)
             weights = call.run_eager(mask)[1]
+            if site.sinks:  # it has the rest of each row, and its value is 0
+                weights = torch.cat([1 - weights.sum(-1, keepdim=True), weights], dim=-1)
             for each in chosen:
                 weights = each.change_weights(weights, site)
-            mixed = weights.to(call.value.dtype) @ repeat_heads(call.value, weights.shape[1])
+            mixed = weights[..., site.sinks :].to(call.value.dtype) @ repeat_heads(call.value, weights.shape[1])
         elif call.needs_eager() or not self.model._supports_sdpa:
             mixed = call.run_eager_in_chunks(seen).transpose(1, 2)
         else:
@@ -162,6 +164,7 @@ class ChangedPass:
 
     def _locate(self, site: Site, call: AttentionCall) -> Site:
         """Return the site with the place of this pass in its text. A sliding cache has only the last keys."""
+        site = replace(site, sinks=int(has_sink(call)))
         if self._past is None or site.kind == "encoder-self":
             return site
         end = self._past + call.query.shape[2]

@@ -66,7 +66,7 @@ class Intervention:
         return site.kind == self.kind and self.layer in (None, site.layer)
 
     def change_weights(self, weights: Tensor, site: Site) -> Tensor:
-        """Change α, (b,h,i,j)."""
+        """Change α, (b,h,i,j), of which the first site.sinks keys are no tokens."""
         return weights
 
     def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
@@ -198,7 +198,7 @@ class PatchHead(Intervention):
         if not fits or other.shape[1::2] != mixed.shape[1::2] or len(other) not in (1, len(mixed)):
             shapes = f"{tuple(other.shape)}, and this pass {tuple(mixed.shape)}"
             raise self.fail(f"the record has contexts (examples, heads, queries, size) {shapes}: use texts as long")
-        marked = self.mark_queries(self.query, site, len(rows), mixed) & (rows >= 0) & (rows < count)  # (b,i)
+        marked = self.mark_queries(self.query, site, len(rows), mixed) & (rows < count)  # (b,i)
         other = other.index_select(2, rows.clamp(0, count - 1))
         return torch.where(marked[:, None, :, None] & self.mark_heads(mixed), other, mixed)
 
