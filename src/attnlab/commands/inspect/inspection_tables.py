@@ -95,7 +95,7 @@ def describe_importance(table: pd.DataFrame, texts: int) -> str:
 
 def explain_missing_layers(unrecorded: str) -> str:
     """Say which layers a Record leaves out, given the entry of its meta; "" if it has all."""
-    return f"This page leaves out {unrecorded}. attnlab cannot record what they attend to." if unrecorded else ""
+    return f"This page leaves out {unrecorded}. attnlab cannot record attention there." if unrecorded else ""
 
 
 def explain_missing_norms(heads: pd.DataFrame) -> str:
