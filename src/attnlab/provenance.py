@@ -3,11 +3,14 @@
 import os
 import platform
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from attnlab import __version__
+
+HAS_TRITON = find_spec("triton") is not None  # Linux has it
 
 
 def collect_provenance(device: torch.device) -> dict[str, str | int]:

@@ -5,10 +5,10 @@
 On a GPU one Triton kernel reads the logits once (`ranking_kernel.py`).
 """
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
+
+from attnlab.provenance import HAS_TRITON
 
 Ranked = tuple[Tensor, Tensor, Tensor]  # log p (n,k) of the best words, best first; the words (n,k); log p of eos (n,)
 
@@ -18,22 +18,13 @@ def rank_words(logits: Tensor, k: int, *, padding: int, bos: int, eos: int, dtyp
 
     dtype   type of the log-probabilities
     """
-    kernel = _import_kernel() if logits.is_cuda else None
-    if kernel and dtype == torch.float32 and kernel.is_covered(logits, k):
-        ranked: Ranked = kernel.rank_words(logits, k, padding=padding, bos=bos, eos=eos)
-        return ranked
+    if logits.is_cuda and HAS_TRITON and dtype == torch.float32:
+        from attnlab.decoding import ranking_kernel as kernel
+
+        if kernel.is_covered(logits, k):
+            return kernel.rank_words(logits, k, padding=padding, bos=bos, eos=eos)
     log_prob = logits.log_softmax(-1, dtype=dtype)
     end = log_prob[:, eos].clone()
     for token in (padding, bos, eos):
         log_prob[:, token] = -torch.inf
     return *log_prob.topk(min(k, log_prob.shape[1])), end
-
-
-def _import_kernel() -> ModuleType | None:
-    try:
-        from attnlab.decoding import ranking_kernel
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        return None  # Triton is not available on this system
-    return ranking_kernel

@@ -4,7 +4,6 @@ vmap of F.linear    one product per example with a copy of W, then the bias; one
 this module         torch.baddbmm(b, x, Wᵀ) of (models, tokens, inputs), and one product for ∂L/∂W
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnlab.models.batching_rule import apply_as_one_call
+from attnlab.provenance import HAS_TRITON
 
-HAS_TRITON = find_spec("triton") is not None
 KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # kernels compute in float32
 
 

@@ -15,7 +15,6 @@ There is no device sync, so a CUDA graph can capture it. If the rest is in half 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.mechanism import widen
 from attnlab.models.batching_rule import apply_as_one_call
+from attnlab.provenance import HAS_TRITON
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward  # ∂L/∂y and σ(y) -> ∂L/∂y σ(y) (1 − σ(y))
 tanh_backward = torch.ops.aten.tanh_backward
@@ -144,18 +144,12 @@ def backward_step(
 
 def _choose_passes(x: Tensor, h: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return forward and backward: the Triton kernels on a GPU if they support x, else the definitions above."""
-    kernel = _import_kernel() if x.is_cuda else None
-    return (kernel.forward, kernel.backward) if kernel and kernel.supports(x, h) else (forward, backward)
+    if x.is_cuda and HAS_TRITON:
+        from attnlab.models import recurrence_kernel as kernel
 
-
-def _import_kernel() -> ModuleType | None:
-    try:
-        from attnlab.models import recurrence_kernel
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        return None  # Triton is not available on this system
-    return recurrence_kernel
+        if kernel.supports(x, h):
+            return kernel.forward, kernel.backward
+    return forward, backward
 
 
 @contextmanager
