@@ -4,10 +4,11 @@ import json
 import random
 from dataclasses import dataclass, replace
 
-from item_runs import run_item
+from item_runs import make_setting, run_item
 
 from attnlab.studies.snell2021.plan import LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.role_run import read_corpora
+from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
 
@@ -39,6 +40,10 @@ def pairs_in(folder):
     files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
     data = TranslationConfig(**files, units="word", source_begin=True)
     return LstmCorpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+
+
+def new_trial(corpus, out, seed=0):
+    return Trial(Field(corpus, make_setting(out)), seed)
 
 
 @dataclass(frozen=True)

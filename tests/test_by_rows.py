@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu_compile import assert_compiles, some_and_all
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest_tensor import LargestTensor
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows, sliding_window
 from attnlab.mechanisms.laws import LAWS, judge_law
@@ -91,18 +91,6 @@ def test_causal_bands_do_not_read_later_keys_and_one_band_is_not_computed_again(
     mechanism.calls.clear()
     mechanism(q, k, v, causal=True)[0].sum().backward()
     assert mechanism.calls == [(13, 13)]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation returns."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.numbers = max(self.numbers, *made, 0)
-        return result
 
 
 @pytest.mark.parametrize("name", BANDED)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
+from largest_tensor import LargestTensor
 from materialised import turned, vectors
 from representatives import REPRESENTATIVES, every_kind
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
-from torch.utils._python_dispatch import TorchDispatchMode
 from turnings import TURNINGS, made_turning
 
 import attnlab
@@ -174,29 +174,17 @@ def test_ranges_of_queries_are_the_whole(size, monkeypatch):
     assert all(torch.equal(part.vector, found.vector) for part in parts)
 
 
-class Largest(TorchDispatchMode):
-    """Notes how many elements the largest tensor had that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **kwargs or {})
-        for x in made if isinstance(made, list | tuple) else [made]:
-            self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
-        return made
-
-
 def test_nothing_is_made_that_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(contribution, "ROWS", 3)
     model = tiny_models.llama()
     layer = pretrained.record(model, {"input_ids": torch.arange(3, 50)[None]}, lazy=True).layers[1]
     (_, h, n, _), e = layer.context.shape, 18
-    with Largest() as largest:
+    with LargestTensor() as largest:
         _ = norms(layer).vector
-    assert largest.elements <= h * n * 10  # the values
-    with Largest() as largest:
+    assert largest.numbers <= h * n * 10  # the values
+    with LargestTensor() as largest:
         _ = norms(layer).layer
-    assert largest.elements <= max(n * h * e, n * n, 3 * h * n, h * 10 * e) < h * n * n
+    assert largest.numbers <= max(n * h * e, n * n, 3 * h * n, h * 10 * e) < h * n * n
 
 
 def test_half_precision_is_measured_in_float32():

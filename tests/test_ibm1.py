@@ -38,19 +38,25 @@ def slow_prior(length, words, null, diagonal, t):
     return [(1 - p0) * e / sum(near) for e in near] + [p0]
 
 
+def slow_links(pairs, theta, null, diagonal):
+    """The expected links with dictionaries, and the log-likelihood."""
+    links, log_likelihood = defaultdict(float), 0.0
+    for x, y in pairs:
+        for t, o in enumerate(y, start=1):
+            prior = slow_prior(len(x), len(y), null, diagonal, t)
+            joint = [p * theta[i, o] if p else 0.0 for i, p in zip([*x, "NULL"], prior, strict=True)]
+            log_likelihood += math.log(sum(joint))
+            for i, p in zip([*x, "NULL"], joint, strict=True):
+                links[i, o] += p / sum(joint)
+    return links, log_likelihood
+
+
 def slow_em(pairs, iterations, null, diagonal):
     """EM with dictionaries; the log-likelihood before each iteration, in nats a target word."""
     pairs = [(x, y) for x, y in pairs if x and y]
     theta, history = defaultdict(lambda: 1.0 / (1 + max(o for _, y in pairs for o in y))), []
     for _ in range(iterations):
-        links, log_likelihood = defaultdict(float), 0.0
-        for x, y in pairs:
-            for t, o in enumerate(y, start=1):
-                prior = slow_prior(len(x), len(y), null, diagonal, t)
-                joint = [p * theta[i, o] if p else 0.0 for i, p in zip([*x, "NULL"], prior, strict=True)]
-                log_likelihood += math.log(sum(joint))
-                for i, p in zip([*x, "NULL"], joint, strict=True):
-                    links[i, o] += p / sum(joint)
+        links, log_likelihood = slow_links(pairs, theta, null, diagonal)
         total = defaultdict(float)
         for (i, _), n in links.items():
             total[i] += n

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.special import digamma
-from test_ibm1 import corpus, slow_prior
+from test_ibm1 import corpus, slow_links
 from torch.distributions import Dirichlet, kl_divergence
 
 from attnlab.aligning.ibm1_aligner import FAST_ALIGN, WordModel, name_folder
@@ -29,14 +29,7 @@ def slow_mean_field(pairs, iterations, null, diagonal, prior):
     theta = defaultdict(lambda: 1.0 / (1 + max(o for _, y in pairs for o in y)))
     divergence, history = 0.0, []
     for _ in range(iterations):
-        links, log_likelihood = defaultdict(float), 0.0
-        for x, y in pairs:
-            for t, o in enumerate(y, start=1):
-                places = slow_prior(len(x), len(y), null, diagonal, t)
-                joint = [p * theta[i, o] if p else 0.0 for i, p in zip([*x, "NULL"], places, strict=True)]
-                log_likelihood += math.log(sum(joint))
-                for i, p in zip([*x, "NULL"], joint, strict=True):
-                    links[i, o] += p / sum(joint)
+        links, log_likelihood = slow_links(pairs, theta, null, diagonal)
         history.append((log_likelihood - divergence) / sum(len(y) for _, y in pairs))
         theta, divergence = {}, 0.0
         for i, types in together.items():

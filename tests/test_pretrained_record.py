@@ -7,7 +7,7 @@ import tiny_models
 import torch
 import transformers
 from adapted_models import make_double
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest_tensor import LargestTensor
 
 import attnlab
 from attnlab.huggingface import native, pretrained
@@ -155,27 +155,15 @@ def test_unpadded_causal_lazy_record_needs_no_mask_from_the_model():
         assert not layer.weights.triu(1).any()
 
 
-class Largest(TorchDispatchMode):
-    """Notes how many elements the largest tensor had that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **kwargs or {})
-        for x in made if isinstance(made, list | tuple) else [made]:
-            self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
-        return made
-
-
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gemma3"])
 def test_a_lazy_pass_never_holds_all_the_weights_of_a_layer(name, monkeypatch):
     monkeypatch.setattr(native, "ROWS", 3)
     model = tiny(name)
     ids = torch.arange(3, 51).expand(2, 48)
     pretrained.record(model, {"input_ids": ids[:, :5]}, lazy=True)  # proved, on five tokens
-    with Largest() as largest:
+    with LargestTensor() as largest:
         record = pretrained.record(model, {"input_ids": ids}, lazy=True)
-    assert largest.elements < record.layers[0].context.shape[1] * 2 * 48 * 48
+    assert largest.numbers < record.layers[0].context.shape[1] * 2 * 48 * 48
 
 
 @pytest.mark.parametrize(("name", "masks"), [("llama", 1), ("bert", 1), ("gemma3", 2), ("modernbert", 2), ("t5", 3)])

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from item_runs import make_setting
-from snell_corpora import pairs_in, texts_in
+from snell_corpora import new_trial, pairs_in, texts_in
 
 from attnlab.experiments import recipe_population
 from attnlab.experiments.population import IGNORED
@@ -17,7 +16,6 @@ from attnlab.experiments.recipe_population import RecipeSeeds, count_fitting, tr
 from attnlab.experiments.single_run import is_finished
 from attnlab.studies.snell2021 import plan as corpora
 from attnlab.studies.snell2021.plan import ScaleSize
-from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.training.run_folder import read_checkpoint
 from attnlab.training.runs import open_run, start_run
 
@@ -40,10 +38,6 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return pairs_in(tmp_path_factory.mktemp("pairs"))
-
-
-def new_trial(corpus, out, seed=0):
-    return Trial(Field(corpus, make_setting(out)), seed)
 
 
 def train_together(one, roles):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from inline_scheduler import InlineScheduler
 from item_runs import make_setting, run_item
-from snell_corpora import pairs_in, run_trial, texts_in
+from snell_corpora import new_trial, pairs_in, run_trial, texts_in
 from typer.testing import CliRunner
 
 from attnlab.analysis.agreement import agreement
@@ -27,7 +27,7 @@ from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, Score
 from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.role_run import RoleRun
-from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.snell2021.trials import Trial
 from attnlab.training.loop import Training, TrainingResult
 
 VALIDATION = ScorePair("agreement", "accuracy", "valid")
@@ -41,10 +41,6 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return pairs_in(tmp_path_factory.mktemp("pairs"))
-
-
-def new_trial(corpus, out, seed=0):
-    return Trial(Field(corpus, make_setting(out)), seed)
 
 
 @pytest.fixture
