@@ -281,6 +281,14 @@ def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
     assert rows.loc["cross", "own_share"] == 0
 
 
+def test_value_zeroing_of_two_towers_is_refused():
+    model = tiny_models.clip()
+    given = {"input_ids": torch.arange(3, 9)[None], "pixel_values": torch.randn(1, 3, 8, 8)}
+    with pytest.raises(ValueError, match=r"CLIPModel returns none; pass one of its towers, such as model\.text_model"):
+        record_zeroing(model, given)
+    assert "zeroing" in record_zeroing(model.text_model, {"input_ids": given["input_ids"]}).layers[0].extras
+
+
 @torch.no_grad()
 def test_value_zeroing_of_a_hybrid_model_is_a_pass_with_values_changed_by_hand():
     """Oracle: the outputs of the blocks, of which some have linear attention."""

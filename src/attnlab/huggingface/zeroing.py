@@ -86,6 +86,9 @@ def _read_states(model: Any, batch: Mapping[str, Tensor]) -> dict[str, list[Tens
     output = dispatch.run_forward(model.base_model, batch, output_hidden_states=True)  # without logits
     if model.config.is_encoder_decoder:
         lists = {"source": output.encoder_hidden_states, "target": output.decoder_hidden_states}
-    else:
+    elif "hidden_states" in output:
         lists = dict.fromkeys(("source", "target"), output.hidden_states)
+    else:
+        what = f"value zeroing needs the state after each layer, and {type(model).__name__} returns none"
+        raise ValueError(f"{what}; pass one of its towers, such as model.text_model")
     return {side: list(states[1:]) for side, states in lists.items()}
