@@ -31,7 +31,7 @@ from attnlab.recording.interventions import (
     change_model,
     resolve_interventions,
 )
-from attnlab.recording.sites import Site, list_sites
+from attnlab.recording.sites import Site, TextProgress, list_sites
 from attnlab.recording.watch import is_changed, mark_changed
 from attnlab.records.record import KINDS
 
@@ -97,7 +97,7 @@ class ChangedPass:
         self.sites: list[Site] = []
         self._next: Counter[str] = Counter()  # one more than the number of the last layer of each kind
         self._past: int | Tensor | None = None  # number of tokens in the cache before this pass; None: no cache
-        self._later: dict[Any, ValueError] = {}
+        self._progress = TextProgress()
         self._awaited: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
 
     @contextmanager
@@ -116,8 +116,7 @@ class ChangedPass:
                     stack.callback(projection.register_forward_hook(self._change_outputs).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
             yield
-            for error in self._later.values():
-                raise error
+            self._progress.check_reached()
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
         """Compute the context (b,i,h,d) of one layer with its interventions."""
@@ -169,7 +168,7 @@ class ChangedPass:
             return site
         end = self._past + call.query.shape[2]
         first = 0 if site.kind == "cross" else max(0, int(end) - call.key.shape[2])
-        return replace(site, end=end, first_key=first, later=self._later)
+        return replace(site, end=end, first_key=first, later=self._progress.later)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._next.clear()

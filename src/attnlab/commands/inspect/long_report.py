@@ -33,8 +33,8 @@ def inspect_long_text(
     reader: PretrainedReader, example: TextExample, request: Any, folder: Path, command: str, progress: Progress
 ) -> Path:
     """Read one long text, write its tables and its page, and return the path of the page."""
-    needs_pairs = {"analysis": request.analyses, "importance": request.importance, "frequency": request.frequency}
-    for option, value in needs_pairs.items():
+    short_only = {"analysis": request.analyses, "importance": request.importance, "frequency": request.frequency}
+    for option, value in short_only.items():
         if value:
             limit = f"--{option} is for texts of at most {LONG:,} tokens"
             advice = f"--max-length {LONG} reads the beginning of this one"
