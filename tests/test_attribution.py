@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
+from torch.nn import functional as F
 
 import attnlab
 from attnlab.analysis.alti import alti_logit, alti_shares
@@ -14,9 +15,11 @@ from attnlab.analysis.rollout import RolloutShares, rollout
 from attnlab.analysis.sharing import Sharing
 from attnlab.analysis.signed import Signed, signed_shares
 from attnlab.huggingface.decomposition import decompose, watch_leaves
+from attnlab.huggingface.effects import measure_effect
 from attnlab.huggingface.zeroing import record_zeroing
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.freezing import freeze_blocks
+from attnlab.recording.interventions import KnockOutHead
 from attnlab.records.record import apply_turning, turn_values
 
 SOURCE, TARGET = torch.tensor([[3, 5, 7, 11, 13]]), torch.tensor([[2, 9, 4, 17]])
@@ -239,6 +242,21 @@ def test_a_token_that_cannot_be_seen_has_no_part():
 
 def test_a_mechanism_that_is_no_sum_shows_its_error():
     assert decompose(made(LM, "differential"), TARGET).error > 0.01
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_labels_in_a_batch_are_what_a_decoder_predicts(name):
+    """They make a loss the first output of a model, and are the inputs of a decoder that has no others."""
+    model, batch = one(name)
+    labels = torch.arange(4, 4 + batch["input_ids"].shape[1])[None]
+    given = {"input_ids": batch["input_ids"], "labels": labels}
+    if name == "t5":
+        batch = {"input_ids": batch["input_ids"], "decoder_input_ids": F.pad(labels[:, :-1], (1, 0))}
+    head = KnockOutHead(kind="decoder-self", layer=0, head=0)
+    assert decompose(model, given).logit == decompose(model, batch).logit
+    assert measure_effect(model, given, head).loss == measure_effect(model, batch, head).loss
+    places = [attnlab.record(model, each).layers[-1].weights for each in (given, batch)]
+    torch.testing.assert_close(*places, rtol=0, atol=0)
 
 
 def test_a_model_without_logits_is_split_by_a_score_only():

@@ -28,9 +28,19 @@ def build_batch(model: Any, tokenizer: Any, text: Any, target: Any, max_length: 
     elif target is not None or max_length is not None:
         raise ValueError("target= and max_length= need text; the batch is a mapping of tensors")
     else:
-        batch = dict(text)
+        batch = _drop_labels(model, text)
     check_batch(model, batch)
     return {name: value.to(model.device) for name, value in batch.items()}
+
+
+def _drop_labels(model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch without labels, with which a loss comes first. A decoder without inputs reads them shifted."""
+    batch = dict(given)
+    labels = batch.pop("labels", None)
+    inputs = {"decoder_input_ids", "decoder_inputs_embeds"}
+    if labels is not None and model.config.is_encoder_decoder and not inputs & set(batch):
+        batch["decoder_input_ids"] = shift_right(model, labels)
+    return batch
 
 
 def encode_texts(
