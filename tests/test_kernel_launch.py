@@ -156,6 +156,24 @@ def test_kernels_compile_ahead_in_threads_and_none_of_them_runs(monkeypatch):
     assert calls[2][0] is False  # Triton launches it
 
 
+def test_kernels_compile_ahead_once_for_all_numbers_that_triton_compiles_alike(monkeypatch):
+    given = []
+    kernel, x = make_kernel(monkeypatch, Compiled), torch.zeros(64)
+    monkeypatch.setattr(JITFunction, "run", lambda *_, grid, warmup, even, size: given.append((even, size)))
+
+    def add(x, y, n, plain, even, size):
+        pass
+
+    kernel = remember_calls(JITFunction(add, do_not_specialize=["plain"]))
+    with compile_ahead(torch.device("cpu")):
+        for n, plain in [(1, 1), (7, 1), (9, 16), (16, 2), (48, 5)]:  # n: 1, other, other, 16 k, 16 k
+            kernel[(3,)](x, x, n, plain, even=True, size=16)
+        kernel[(3,)](x, x, 7, 2**31, even=True, size=16)  # of 64 bits
+        kernel[(3,)](x, x, 7, 1, even=False, size=16)
+        kernel[(3,)](x, x, 7.0, 1, even=False, size=8)
+    assert sorted(given) == [(False, 8), (False, 16), *[(True, 16)] * 4]
+
+
 def test_an_error_while_compiling_ahead_leaves_launches_as_they_were(monkeypatch):
     kernel, x = make_kernel(monkeypatch, Compiled), torch.zeros(64)
     with pytest.raises(KeyError), compile_ahead(torch.device("cpu")):

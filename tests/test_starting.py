@@ -7,8 +7,11 @@ import time
 
 import pytest
 import torch
+from gpu_compile import assert_compiles
 
-from attnlab.training import plain_optimisers
+from attnlab.tasks import vocabulary_cache
+from attnlab.training import plain_optimisers, starting
+from attnlab.training.processes import SingleProcess
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.runs import start_run
 from attnlab.training.step import Captured, Eager
@@ -84,3 +87,93 @@ def test_accumulated_batches_need_graphs_of_their_own():
     assert not stepper.has_full_speed([8, 16], 3)
     stepper.graphs[False, (3, 16)] = None
     assert stepper.has_full_speed([8, 16], 3)
+
+
+EARLY = """
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import torch
+
+from attnlab.mechanisms.kernels import launch
+from attnlab.mechanisms.seeding import Seeds
+from attnlab.models.presets import build
+from attnlab.training import starting
+from attnlab.training.loop import make_objective
+from attnlab.training.recipe import resolve_recipe
+
+device = torch.device("cpu")
+
+
+def make_pass(recipe, width):
+    "A pass of the model that the recipe trains, with another vocabulary and padded sentences."
+    foreseen = starting.Foreseen(recipe.data)
+    foreseen.size = 7984
+    model = build(recipe.resolve_model(foreseen)).bfloat16()
+    objective, seeds = make_objective(model, recipe.training), Seeds(model, 1, device)
+    tokens = torch.full((recipe.training.batch_tokens // width, width), 5)
+    tokens[:, width // 2 :] = 0
+    seeds.set_batch([3], 7, 0)
+    objective((tokens, tokens), tokens).backward()
+
+
+def collect(function, *arguments):
+    launch._collected = {}
+    try:
+        function(*arguments)
+        return set(launch._collected)
+    finally:
+        launch._collected = None
+
+
+def check(attention):
+    small = {"precision": "bf16", "dropout": "0.3", "layers": "2"}
+    recipe = resolve_recipe("translation", {"attention": attention} | small)
+    with patch.object(starting, "compile_ahead", nullcontext):
+        early = collect(starting.compile_early, recipe, device)
+    for width in (16, 24, 40, 56):
+        needed = collect(make_pass, recipe, width)
+        missing = [(variant[0].fn.__name__, *variant[1:]) for variant in needed - early]
+        assert len(needed) > 6 and not missing, (attention, width, len(needed), missing)
+
+
+with (
+    patch.object(torch.Tensor, "is_cuda", property(lambda x: True), create=True),
+    patch.object(torch.Tensor, "pin_memory", lambda x: x),
+    patch.object(torch._C, "_cuda_getDevice", lambda: -1, create=True),
+):
+    for attention in ("softmax", "coda"):
+        check(attention)
+"""
+
+
+def test_early_kernels_are_those_of_the_first_batches():
+    assert_compiles(EARLY)
+
+
+def test_kernels_are_compiled_early_in_a_thread_that_ends_before_training(tmp_path, monkeypatch):
+    done, recipe = [], resolve_recipe("translation", {"data": "multi30k"})
+
+    def fail(device):
+        time.sleep(0.1)
+        done.append(device.type)
+        raise RuntimeError("no device")
+
+    def prepare():
+        with starting.Preparation(recipe, SingleProcess(torch.device("cuda"))):
+            for lines in (["short"], ["a longer text"]):
+                assert vocabulary_cache.recall_or_learn(lines, {}, lambda: b"learned") == b"learned"
+            raise KeyError
+
+    monkeypatch.setattr(starting, "start_device", fail)
+    monkeypatch.setattr(starting, "compile_early", lambda recipe, device: done.append(recipe))
+    monkeypatch.setattr(vocabulary_cache, "LEAST_TEXT", 10)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(KeyError):
+        prepare()
+    assert done == ["cuda", recipe]
+    with pytest.raises(KeyError):
+        prepare()  # the vocabulary is known now
+    assert done == ["cuda", recipe, "cuda"]
+    vocabulary_cache.recall_or_learn(["another longer text"], {}, lambda: b"learned")
+    assert len(done) == 3

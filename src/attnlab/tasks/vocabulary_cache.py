@@ -6,8 +6,8 @@ written changes nothing but the time.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from attnlab.files import write_bytes
 from attnlab.tasks.fetch import get_cache_folder
 
 LEAST_TEXT = 500_000  # characters of the shortest texts whose vocabulary is kept
+_listeners: list[Callable[[], None]] = []  # called when a long text's vocabulary is about to be learned
 
 
 def recall_or_learn(lines: Sequence[str], settings: Mapping[str, Any], learn: Callable[[], bytes]) -> bytes:
@@ -25,10 +26,22 @@ def recall_or_learn(lines: Sequence[str], settings: Mapping[str, Any], learn: Ca
     with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
         if (known := _read_pieces(_find_folder() / name)) is not None:
             return known
+    for listener in _listeners:
+        listener()
     learned = learn()
     with suppress(OSError, RuntimeError):
         write_bytes(_find_folder() / name, hashlib.sha256(learned).digest() + learned)
     return learned
+
+
+@contextmanager
+def announce_learning(listener: Callable[[], None]) -> Iterator[None]:
+    """Call a function before each vocabulary that the block learns from a long text, which takes seconds."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def _find_folder() -> Path:

@@ -304,18 +304,30 @@ def describe_scores(nll: float, correct: float, count: int, size: int | None) ->
     return values if size is None else values | {"valid_bits_per_byte": bits_per_byte(nll, size)}
 
 
-def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:
-    device = accelerator.device
-    able = device.type == "cuda" and accelerator.num_processes == 1
+def is_captured(config: TrainConfig, accelerator: Any) -> bool:
+    """Return whether updates are CUDA graphs."""
+    able = accelerator.device.type == "cuda" and accelerator.num_processes == 1
     if config.capture == "yes" and not able:
         raise ValueError("capture=yes needs one process on a CUDA device; use capture=auto or capture=no")
-    captured = able and config.capture != "no"
-    objective = Objective(model.train(), smoothing=[config.label_smoothing], z_loss=[config.z_loss])
+    return able and config.capture != "no"
+
+
+def is_half(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether the model computes in bfloat16."""
+    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+
+
+def make_objective(model: nn.Module, config: TrainConfig) -> Objective:
+    return Objective(model.train(), smoothing=[config.label_smoothing], z_loss=[config.z_loss])
+
+
+def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:
+    captured, objective = is_captured(config, accelerator), make_objective(model, config)
     if captured and config.compile == "dynamic":
         objective.compile_parts(dynamic=True)
     wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters
-    half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     matrices = list_matrices(model) if config.optimiser == "muon" else []
+    half = is_half(config, accelerator.device)
     flat = Flat(model, torch.bfloat16 if half else torch.float32, first=matrices)
     optimizer = optimise.build_optimiser(flat, config, matrices)
     if not captured:

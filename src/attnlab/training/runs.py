@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.run_hashes import check_fixed_weights, check_unchanged, check_vocabulary, write_hashes
 from attnlab.training.run_list import ROOT, find_run
+from attnlab.training.starting import Preparation
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def start_run(
     main, tracking = accelerator.is_main_process, recipe.training.logging != "none"
     note = note if main else _stay_silent
     report = partial(_report_and_track, report, accelerator) if tracking else report
-    _wake_device(accelerator.device)
     with _hold_folder(folder) if main else nullcontext():
-        task, config = _prepare(recipe, folder, accelerator, task)
+        with Preparation(recipe, accelerator):
+            task, config = _prepare(recipe, folder, accelerator, task)
         model = _make_model(recipe, config, task, allow_code)
         for line in [*task.notes, _describe(task, model, accelerator.device)]:
             note(line)
@@ -97,12 +97,6 @@ def start_run(
         if main and export and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
-
-
-def _wake_device(device: torch.device) -> None:
-    """Start CUDA in a thread: that takes a second, in which the task reads its texts."""
-    if device.type == "cuda":
-        Thread(target=torch.empty, args=(1,), kwargs={"device": device}, daemon=True).start()
 
 
 def _make_model(recipe: Recipe, config: Config | TunedConfig, task: Task, allow_code: bool) -> Model:

@@ -5,7 +5,7 @@ import marshal
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial, reduce
 from operator import attrgetter, or_
 from typing import Any
@@ -21,7 +21,7 @@ NOWHERE = nullcontext()
 find_dtype = attrgetter("dtype")
 MOST_CALLS = 4096  # kinds of calls of one kernel that are remembered
 Launch = Callable[[Any, list[int], tuple[Any, ...]], None]  # grid, addresses, numbers
-Jobs = dict[Any, Callable[[], Any]]  # compilations, by kernel and kind of call
+Jobs = dict[Any, Callable[[], Any]]  # compilations, by kernel and what Triton compiles it for
 _collected: Jobs | None = None  # where launches put their compilations while compile_ahead collects them
 
 
@@ -107,7 +107,10 @@ def remember_calls(kernel: Any) -> Any:
         if _collected is not None:
             if found is None:
                 given = (*[MockTensor(x.dtype) for x in tensors], *numbers) if aligned is True else arguments
-                _collected[kernel, kind] = partial(compile_and_run, *given, grid=grid, warmup=True, **constants)
+                plain = [param.do_not_specialize for param in kernel.params[pointers:]]
+                classes = tuple(map(classify_number, numbers, plain))
+                variant = (kernel, device, aligned, classes, encode_numbers((*values,)), kind[3:])
+                _collected[variant] = partial(compile_and_run, *given, grid=grid, warmup=True, **constants)
             return None
         if found is None:
             compiled = compile_and_run(*arguments, grid=grid, warmup=False, **constants)
@@ -131,11 +134,11 @@ def remember_calls(kernel: Any) -> Any:
 
 @contextmanager
 def compile_ahead(device: torch.device) -> Iterator[None]:
-    """Compile the kernels that the block launches, many at a time in threads. None of them runs.
+    """Compile the kernels that the block launches, many at a time in threads, and load them. None of them runs.
 
-    Triton compiles one kernel after another while a model takes its first step, and most of that time it waits for the
-    assembler. Outputs of kernels stay unwritten, so the block must not use them as indices. Kernels without
-    `remember_calls`, and those of Triton's interpreter, run as usual.
+    Otherwise Triton compiles one kernel after another while a model takes its first step. Some versions also call a C
+    compiler for the launcher of each kernel, when it is loaded. Outputs of kernels stay unwritten, so the block must
+    not use them as indices. Kernels without `remember_calls`, and those of Triton's interpreter, run as usual.
     """
     global _collected
     jobs: Jobs = {}
@@ -144,10 +147,32 @@ def compile_ahead(device: torch.device) -> Iterator[None]:
         yield
     finally:
         _collected = None
-    select = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    on_gpu = device.type == "cuda"
+    select = partial(torch.cuda.set_device, device) if on_gpu else None
     with ThreadPoolExecutor(os.cpu_count(), initializer=select) as threads:
-        for result in [threads.submit(job) for job in jobs.values()]:
+        for result in [threads.submit(_compile, job, load=on_gpu) for job in jobs.values()]:
             result.result()
+
+
+def _compile(job: Callable[[], Any], *, load: bool) -> None:
+    compiled = job()
+    if load:
+        getattr(compiled, "run", None)  # reading it makes the launcher and loads the kernel
+
+
+def start_triton() -> None:
+    """Import Triton and let it do what it does once in a process before its first kernel, compiled or from its cache.
+
+    It hashes its compiler, half a gigabyte, and in an empty cache it compiles its interface to the driver. Both leave
+    time for other threads.
+    """
+    with suppress(ImportError):  # not available on this system, or a version that does this elsewhere
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 @cache
@@ -160,6 +185,14 @@ def find_quick_class() -> Any:
             return partial(self.start, grid)
 
     return Quick
+
+
+def classify_number(x: Any, plain: bool) -> Any:
+    """Return what Triton compiles for: the type of a number, and unless it is `plain`, whether it is 1 or 16 k."""
+    if type(x) is not int:
+        return type(x)
+    wide = x.bit_length() > 31
+    return wide if plain else (wide, x == 1, x % 16 == 0)
 
 
 def encode_numbers(numbers: tuple[Any, ...]) -> Any:
