@@ -8,6 +8,10 @@ from gpu_compile import assert_compiles
 from kernel_cases import DEVICE
 
 pytest.importorskip("triton")
+from attnlab.experiments import population_updates
+from attnlab.experiments.population import Population
+from attnlab.experiments.population_updates import Updates
+from attnlab.studies.snell2021.copying import CopyExperiment
 from attnlab.training import adam_kernel
 from attnlab.training.member_step import RowAdam
 
@@ -71,6 +75,27 @@ def test_the_first_updates_keep_their_digits(beta2, updates):
         optimiser.step()
     torch.testing.assert_close(adam.moments[1][0], optimiser.state[alone]["exp_avg_sq"], rtol=2e-6, atol=0)
     torch.testing.assert_close(master[0], alone.detach(), rtol=2e-6, atol=1e-6)
+
+
+def test_seeds_are_updated_by_the_kernel_as_by_torch(monkeypatch):
+    """A population of an experiment: weights that are views of a matrix, clipping, and a seed that fails."""
+    case, seeds = CopyExperiment(data="subset", length=5, types=7, width=11, steps=4, examples=9), range(3)
+    ends, device = [], torch.device(DEVICE)
+    for by_kernel in (False, True):
+        monkeypatch.setattr(population_updates, "has_kernels", lambda x, answer=by_kernel: answer)
+        population, feed = Population([case.model(seed) for seed in seeds], device), case.feed(seeds, device)
+        updates = Updates(population, seeds=seeds, lr=3e-2, clip=0.1)
+        updates.captured = False
+        for step in range(4):
+            if step == 2:
+                with torch.no_grad():
+                    population.weights["readout.bias"][1, 0] = torch.inf
+            updates(*feed(step))
+        assert updates.finite.tolist() == [True, False, True]
+        ends.append(updates.state())
+    assert isinstance(updates.adam, RowAdam)
+    for name in ends[0].keys() - {"adam.0.step", "finite"}:
+        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 COMPILE = """

@@ -15,6 +15,7 @@ from attnlab.decoding.search import Rules
 from attnlab.mechanisms import MECHANISMS
 from attnlab.models.lstm import LSTMTranslator, build, load_backbone
 from attnlab.models.lstm_config import COPY, SETTINGS, TRANSLATION, LSTMConfig
+from attnlab.models.lstm_layers import sum_by_word
 from attnlab.models.presets import build_on_meta, parameter_table
 from attnlab.recording.watch import record
 
@@ -212,6 +213,15 @@ def test_the_table_of_gates_is_the_same_function():
         results.append([logits, *(p.grad for p in model.parameters())])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, **close)
+
+
+def test_gradients_of_words_are_summed_by_a_product_as_without():
+    torch.manual_seed(2)
+    tokens, x = torch.randint(7, (3, 5, 11)), torch.randn(3, 5, 11, 13)
+    expected = torch.stack([torch.nn.functional.one_hot(own, 7).float().flatten(0, 1).mT for own in tokens])
+    expected = expected @ x.flatten(1, 2)
+    for by_product in (False, True):
+        torch.testing.assert_close(sum_by_word(x, tokens, 7, by_product=by_product), expected)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -99,6 +99,29 @@ def test_each_seed_ends_as_it_would_alone(experiment):
                 torch.testing.assert_close(population.weights[name][index], expected, atol=2e-6, rtol=2e-5, msg=name)
 
 
+@pytest.mark.parametrize("changes", [{}, {"bidirectional": True, "layers": 2, "heads": 2}, {"combine": "add"}])
+def test_in_float64_weights_are_those_of_training_alone(changes):
+    """To 1e-8 after 20 updates, also where the projection of the context is folded into the hidden layer."""
+    config = replace(SETTINGS["copy"], vocabulary=9, width=12, embedding_width=10, **changes)
+    models, batches = [], torch.randint(1, 9, (20, 3, 2, 5, 6), generator=torch.Generator().manual_seed(1))
+    for seed in (4, 7):
+        torch.manual_seed(seed)
+        models.append(build(config).double().train())
+    population = Population(models, CPU)
+    updates = Updates(population, seeds=(4, 7), lr=1e-2, clip=1.0)
+    adams = [torch.optim.Adam(model.parameters(), lr=1e-2) for model in models]
+    for source, given, targets in batches:
+        updates((source, given, targets))
+        for k, (model, adam) in enumerate(zip(models, adams, strict=True)):
+            adam.zero_grad()
+            F.cross_entropy(model(source[k], given[k]).flatten(0, 1), targets[k].flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adam.step()
+    for k, model in enumerate(models):
+        for name, expected in model.named_parameters():
+            torch.testing.assert_close(population.weights[name][k], expected, atol=1e-8, rtol=0, msg=name)
+
+
 class Sizes(TorchDispatchMode):
     """How many numbers each result has."""
 

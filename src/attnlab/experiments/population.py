@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn import functional as F
 
 from attnlab.models.affine import OneProduct
+from attnlab.training.objective import compute_nll
 
 Stacked = tuple[Tensor, ...]  # a batch of each seed: inputs and targets, (s,b,…) each
 Feed = Callable[[int], tuple[Stacked, ...]]  # step -> the batches of the next update, passed one after another
-IGNORED = -100  # a target that is not scored
+IGNORED = -100  # a target that is not scored, as in torch's cross-entropy
 
 
 class Experiment(ABC):
@@ -85,16 +85,10 @@ class Population:
         count   (s,) the number of targets of the mean, if these targets are only a part of them
         """
 
-        def loss(model: nn.Module, *args: Tensor) -> Tensor:
-            *given, goal, number = args
-            logits = model(*given).flatten(0, -2).float()
-            scored = goal.flatten() != IGNORED
-            nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
-            return (nll * scored).sum() / number
-
+        logits = self.map(nn.Module.__call__, *inputs, masks=masks)
+        nll = compute_nll(logits, targets)  # 0 where IGNORED
         number = count_targets(targets) if count is None else count
-        losses: Tensor = self.map(loss, *inputs, targets, number, masks=masks)
-        return losses
+        return nll.flatten(1).sum(1) / number
 
     def get_member(self, index: int) -> nn.Module:
         """Return one of the models."""

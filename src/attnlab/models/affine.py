@@ -57,6 +57,28 @@ class Affine(torch.autograd.Function):
         return output, 0
 
 
+class SumOfMaps(torch.autograd.Function):
+    """bias + x Wᵀ + z Vᵀ of s maps: (s,1,o), (s,n,i), (s,o,i), (s,n,j), (s,o,j) -> (s,n,o), without joining x and z."""
+
+    @staticmethod
+    def forward(bias: Tensor, x: Tensor, weight: Tensor, other: Tensor, second: Tensor) -> Tensor:
+        return torch.baddbmm(bias, x, weight.mT).baddbmm_(other, second.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, weight, other, second = ctx.saved_tensors
+        return grad.sum(1, keepdim=True), grad @ weight, grad.mT @ x, grad @ second, grad.mT @ other
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        (output,) = apply_as_one_call(SumOfMaps, info.batch_size, in_dims, inputs)
+        return output, 0
+
+
 def has_kernels(x: Tensor) -> bool:
     """Return whether the kernels of member_kernel.py take x: on a GPU, in a type that loses nothing in float32."""
     return x.is_cuda and HAS_TRITON and x.dtype in KERNEL_TYPES

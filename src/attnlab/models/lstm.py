@@ -19,7 +19,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from attnlab.mechanisms.kernels.launch import is_mapped
 from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.models.affine import SumOfMaps
 from attnlab.models.attention import Attention
 from attnlab.models.embedding import InputEmbedding, LinearReadout, Readout
 from attnlab.models.lstm_classifier import build_classifier, reject_layered
@@ -55,12 +57,21 @@ class StateAttention(Attention):
         self, states: Tensor, memory: Tensor, mask: Tensor | None = None, *, at: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Map states (b,i,e) and memory (b,j,m), with a mask to (b,1,i,j), to the output (b,i,e) and the carry."""
-        h = memory.unsqueeze(1)  # (b,1,j,m)
-        context, carry = self.mechanism(self.queries(states), h, h, mask, None, causal=False, at=at)
+        context, carry = self.mix(states, memory, mask, at=at)
         if self.join == "sum":
-            return self.outputs[0](context.sum(1) if context.shape[1] > 1 else context.squeeze(1)), carry
+            return self.outputs[0](_sum_heads(context)), carry
         weight, bias = self.output_projection()
         return torch.einsum("bhid,hde->bie", context, weight) + bias, carry
+
+    def mix(
+        self, states: Tensor, memory: Tensor, mask: Tensor | None = None, *, at: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the context of each head (b,h,i,m), before P, and the carry."""
+        h = memory.unsqueeze(1)  # (b,1,j,m)
+        mixed: tuple[Tensor, Tensor | None] = self.mechanism(
+            self.queries(states), h, h, mask, None, causal=False, at=at
+        )
+        return mixed
 
     def queries(self, states: Tensor) -> Tensor:
         """Map states (b,i,e) to queries (b,h,i,m)."""
@@ -84,6 +95,14 @@ class Concatenation(nn.Module):
     def forward(self, states: Tensor, context: Tensor) -> Tensor:
         return self.activation(self.inner(torch.cat([states, context], dim=-1)))
 
+    def project_and_join(self, states: Tensor, context: Tensor, output: nn.Linear) -> Tensor:
+        """Return act(W [s, P c + p] + b) as act(W₁ s + W₂P c + W₂p + b), where P and p are of `output`."""
+        own, rest = self.inner.weight.split([states.shape[-1], output.out_features], dim=1)
+        bias, flat = self.inner.bias + rest @ output.bias, (-1, context.shape[-1])
+        given = (bias[None], states.reshape(-1, states.shape[-1]), own, context.reshape(flat), rest @ output.weight)
+        joined: Tensor = SumOfMaps.apply(*(x.unsqueeze(0) for x in given))
+        return self.activation(joined.view(*states.shape[:-1], -1))
+
 
 class LSTMTranslator(Model):
     """p(target_t | source, target_1 … target_{t−1})."""
@@ -103,11 +122,17 @@ class LSTMTranslator(Model):
         self.readout, self.padding = readout, padding
 
     def hidden(self, source: Tensor, target: Tensor) -> Tensor:
-        """Map source (b,j) and decoder input (b,i) to the input of the readout (b,i,e)."""
+        """Map source (b,j) and decoder input (b,i) to the input of the readout (b,i,e).
+
+        In a population no context is projected, and none is copied beside its state.
+        """
         memory, mask, start = self.encode(source)
         states, _ = self.decoder(target, None, start)  # needs no mask: padding follows every token
-        context, _ = self.attention(states, memory, mask)
-        return self.combine(states, context)
+        attention, combine = self.attention, self.combine
+        if is_mapped(states) and attention.join == "sum" and isinstance(combine, Concatenation):
+            context = _sum_heads(attention.mix(states, memory, mask)[0])
+            return combine.project_and_join(states, context, cast(nn.Linear, attention.outputs[0]))
+        return combine(states, attention(states, memory, mask)[0])
 
     def sequences(self, source: Tensor, target: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         return {"source": (source, source != self.padding), "target": (target, target != self.padding)}
@@ -132,6 +157,10 @@ class LSTMTranslator(Model):
         live = source != self.padding
         memory, (h, c) = self.encoder(source, live)
         return memory, live[:, None, None, :], (h.mean(1, keepdim=True), c.mean(1, keepdim=True))
+
+
+def _sum_heads(context: Tensor) -> Tensor:
+    return context.sum(1) if context.shape[1] > 1 else context.squeeze(1)
 
 
 def build(config: LSTMConfig) -> Model:

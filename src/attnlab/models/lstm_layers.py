@@ -9,15 +9,18 @@ result is the same, with fewer products.
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.models.batching_rule import apply_as_one_call
 from attnlab.models.embedding import InputEmbedding
 from attnlab.models.recurrence import recurrence
 
 State = tuple[Tensor, Tensor]  # h and c
+MOST_WORDS = 512  # maximum number of words whose gradients are summed by a product
 
 
 class LSTMLayer(nn.Module):
@@ -40,9 +43,10 @@ class LSTMLayer(nn.Module):
 
     def look_up_gates(self, tokens: Tensor, words: Tensor) -> Tensor:
         """Return the gates of x = words[tokens], looked up in a table of all words (v,inputs)."""
-        table = self._project_inputs(words.expand(self.directions, -1, -1)).flatten(0, 1)  # (directions·v,4·size)
-        read = torch.stack((tokens, len(words) + tokens.flip(1))[: self.directions])
-        return F.embedding(read, table)
+        table = self._project_inputs(words.expand(self.directions, -1, -1))  # (directions,v,4·size)
+        read = tokens.unsqueeze(0) if self.directions == 1 else torch.stack([tokens, tokens.flip(1)])
+        gates: Tensor = _LookUp.apply(read, table)
+        return gates
 
     def _project_inputs(self, x: Tensor) -> Tensor:
         bias = (self.input_bias + self.recurrent_bias).unsqueeze(1)
@@ -88,8 +92,58 @@ class LSTMStack(nn.Module):
         words: nn.Embedding = self.embedding.words  # type: ignore[assignment]
         if self.training and words.num_embeddings < tokens.numel():
             try:
-                every = torch.arange(words.num_embeddings, device=tokens.device)
-                return layer.look_up_gates(tokens, words(every))
+                return layer.look_up_gates(tokens, _read_words(words))
             except IndexError:
                 pass  # a token outside the vocabulary: self.embedding raises below
         return layer.compute_gates(self.embedding(tokens))
+
+
+def _read_words(words: nn.Embedding) -> Tensor:
+    """Return the vectors of all words; the padding has no gradient, as in nn.Embedding."""
+    weight = words.weight
+    if words.padding_idx is None:
+        return weight
+    is_padding = torch.arange(words.num_embeddings, device=weight.device) == words.padding_idx
+    return torch.where(is_padding.unsqueeze(1), weight.detach(), weight)
+
+
+class _LookUp(torch.autograd.Function):
+    """The rows tokens (s,b,n) of s tables (s,v,d), as (s,b,n,d). vmap over more tables stays one call.
+
+    On a GPU, the gradient of small tables is a product with the tokens as vectors of 0 and 1. That reads the gradient
+    once; torch sorts the tokens instead.
+    """
+
+    @staticmethod
+    def forward(tokens: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(_number_rows(tokens, table.shape[1]), table.flatten(0, 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        tokens, table = inputs
+        ctx.words = table.shape[1]
+        ctx.save_for_backward(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (tokens,) = ctx.saved_tensors
+        return None, sum_by_word(grad, tokens, ctx.words, by_product=grad.is_cuda and ctx.words <= MOST_WORDS)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        (output,) = apply_as_one_call(_LookUp, info.batch_size, in_dims, inputs)
+        return output, 0
+
+
+def sum_by_word(x: Tensor, tokens: Tensor, words: int, *, by_product: bool) -> Tensor:
+    """Add up x (s,b,n,d) over the places (b,n) of each word: (s,words,d)."""
+    if by_product:
+        places = (tokens.flatten(1).unsqueeze(1) == torch.arange(words, device=x.device).unsqueeze(1)).to(x.dtype)
+        return places @ x.flatten(1, 2)
+    total = x.new_zeros(len(x) * words, x.shape[-1])
+    return total.index_add_(0, _number_rows(tokens, words).flatten(), x.flatten(0, 2)).unflatten(0, (-1, words))
+
+
+def _number_rows(tokens: Tensor, words: int) -> Tensor:
+    """Number the rows of all tables one after another."""
+    return tokens + words * torch.arange(len(tokens), device=tokens.device).view(-1, 1, 1)

@@ -26,6 +26,7 @@ from attnlab.tasks.text import read_lines
 from attnlab.tasks.vocabulary_cache import recall_or_learn
 
 MOST_LINES = 4_000_000  # maximum number of lines for learning subwords
+MANY_LINES = 2000  # number of lines from which starting threads to encode them pays
 TRAINING = {  # options of SentencePiece; the number of threads is fixed, because the scores of pieces depend on it
     "pad_id": PAD, "bos_id": BOS, "eos_id": EOS, "unk_id": UNK, "pad_piece": SPECIALS[PAD], "num_threads": 4,
     "minloglevel": 2,
@@ -116,7 +117,7 @@ class Subwords(Vocabulary):
 
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
         for chunk in split_chunks(lines):
-            yield from self.processor.encode(chunk, num_threads=1)
+            yield from self.processor.encode(chunk, num_threads=4 if len(chunk) >= MANY_LINES else 1)
 
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.processor.id_to_piece(int(token)) for token in ids]
