@@ -296,6 +296,12 @@ class MeasuredLate(CopyExperiment):
         return (self.steps + 1,)
 
 
+def test_too_little_memory_is_one_line(monkeypatch):
+    monkeypatch.setattr(Updates, "__call__", lambda *_: torch.empty(2**60))
+    with pytest.raises(ValueError, match=r"^not enough memory for 2 seeds as one; train fewer at once"):
+        train_population(SMALL, [0, 1], device="cpu")
+
+
 def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="seeds must be different"):
         train_population(SMALL, [1, 1], device=CPU)

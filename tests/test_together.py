@@ -211,6 +211,16 @@ def test_killed_runs_resume_from_a_checkpoint_that_was_asked_for(tmp_path, vocab
     assert not list((tmp_path / "killed").glob("as-one-*"))
 
 
+def test_too_little_memory_is_one_line(tmp_path, vocabulary, monkeypatch):
+    def fail(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …\nSee …")
+
+    monkeypatch.setattr(together.JointTraining, "_update", fail)
+    recipes = make_recipes({"seed": "1"}, {"seed": "2"})
+    with pytest.raises(ValueError, match=r"^not enough memory for 2 runs as one; train fewer at once, or lower batch_"):
+        train_in(tmp_path, vocabulary, recipes)
+
+
 def test_a_population_of_nothing_is_refused(tmp_path, vocabulary):
     with pytest.raises(ValueError, match="at least one recipe"):
         train_in(tmp_path, vocabulary, [])

@@ -23,6 +23,7 @@ from attnlab.models.transformer import build
 from attnlab.models.transformer_config import TransformerConfig
 from attnlab.tasks.task import Task
 from attnlab.training.loop import TrainConfig, TrainingResult
+from attnlab.training.memory import explain_memory
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder
 from attnlab.training.run_hashes import check_unchanged, write_hashes
@@ -118,12 +119,13 @@ def train_jointly(
         name = sha256(" ".join(str(folder.path.resolve()) for folder in folders).encode()).hexdigest()[:12]
         together = folders[0].path.parent / f"as-one-{name}"
         together.mkdir(parents=True, exist_ok=True)
-        training = JointTraining(
-            task, models, runs, device=device, file=together / FILE,
-            report=lambda number, values: report(folders[number], values),
-        )  # fmt: skip
-        first = training.step
-        finished = training.run()
+        with explain_memory(lambda: f" for {len(runs)} runs as one; train fewer at once, or lower batch_tokens="):
+            training = JointTraining(
+                task, models, runs, device=device, file=together / FILE,
+                report=lambda number, values: report(folders[number], values),
+            )  # fmt: skip
+            first = training.step
+            finished = training.run()
         kind = f"{type(training.stepper).__name__.removesuffix('Members').lower()} in a population of {len(runs)}"
         for run, is_finished in zip(runs, finished, strict=True):
             if is_finished:

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlab.experiments.population import Experiment, Population
 from attnlab.experiments.population_updates import Updates
 from attnlab.training.loop import catch_stop
+from attnlab.training.memory import explain_memory
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
 FILE = "population.safetensors"
@@ -43,7 +44,15 @@ def train_population(
         raise ValueError(f"seeds must be different, and at least one: got {list(seeds)}")
     if late := [step for step in experiment.measured_at if not 0 <= step <= experiment.steps]:
         raise ValueError(f"measured_at={late[0]} must be between 0 and steps={experiment.steps}")
-    device, file = torch.device(device), None if folder is None else Path(folder) / FILE
+    with explain_memory(lambda: f" for {len(seeds)} seeds as one; train fewer at once, or smaller batches"):
+        return _train(
+            experiment, seeds, torch.device(device), None if folder is None else Path(folder) / FILE, progress
+        )
+
+
+def _train(
+    experiment: Experiment, seeds: Sequence[int], device: torch.device, file: Path | None, progress: Progress
+) -> SeedResults:
     population = Population([experiment.model(seed).train() for seed in seeds], device)
     updates = Updates(population, seeds=seeds, lr=experiment.lr, clip=experiment.clip)
     feed = experiment.feed(seeds, device)

@@ -1,7 +1,6 @@
 """Start runs from a recipe, and open them."""
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from attnlab.tasks import find_task
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
+from attnlab.training.memory import explain_memory
 from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.recipe import Recipe, restore_recipe
@@ -83,7 +83,7 @@ def start_run(
             note(line)
         LAUNCHED.clear()
         try:
-            with _explain_memory(config):
+            with explain_memory(partial(_advise_on_memory, config)):
                 given = (task, model, recipe.training, folder, accelerator, report)
                 training = Training(*given, at_full_speed=partial(_note_full_speed, note, began))
                 if main:
@@ -102,7 +102,7 @@ def start_run(
 def _make_model(recipe: Recipe, config: Config | TunedConfig, task: Task, allow_code: bool) -> Model:
     """Build the model of a run as its seed initializes it, with the task's word vectors, if it has any."""
     torch.manual_seed(recipe.training.seed)
-    with _explain_memory(config):
+    with explain_memory(partial(_advise_on_memory, config)):
         model = _build_model(config, allow_code)
     _load_embeddings(model, task)
     return model
@@ -287,20 +287,14 @@ def _build_model(config: Config | TunedConfig, allow_code: bool) -> Model:
     return open_tuned_model(config, allow_code=allow_code) if isinstance(config, TunedConfig) else build(config)
 
 
-@contextmanager
-def _explain_memory(config: Config | TunedConfig) -> Iterator[None]:
-    """Turn torch's error of too little memory into one line with the memory that the model takes."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search("tried to allocate|Storage size calculation overflowed", str(error), re.IGNORECASE):
-            raise
-        size = ""
-        if not isinstance(config, TunedConfig):
-            count = sum(p.numel() for p in build_on_meta(config).parameters())
-            gibibytes = 16 * count / 2**30  # float32: weights, gradients and two moments of Adam
-            size = f": {count:,} parameters take about {gibibytes:,.1f} GiB in training, before any batch"
-        raise ValueError(f"not enough memory{size}; lower width=, feed_forward=, layers= or batch_tokens=") from error
+def _advise_on_memory(config: Config | TunedConfig) -> str:
+    """Say how much memory a model takes, and what to lower."""
+    size = ""
+    if not isinstance(config, TunedConfig):
+        count = sum(p.numel() for p in build_on_meta(config).parameters())
+        gibibytes = 16 * count / 2**30  # float32: weights, gradients and two moments of Adam
+        size = f": {count:,} parameters take about {gibibytes:,.1f} GiB in training, before any batch"
+    return f"{size}; lower width=, feed_forward=, layers= or batch_tokens="
 
 
 def _save_for_hugging_face(folder: RunFolder, recipe: Recipe, allow_code: bool) -> None:

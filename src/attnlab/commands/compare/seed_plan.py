@@ -5,7 +5,7 @@ comparison uses them. See experiments/power.py for the test and for the interval
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnlab.commands.compare.measures import INSIDE, QUALITY
@@ -47,7 +47,7 @@ class WantedEffect:
 def check_pilot(plan: Plan) -> None:
     """Raise ValueError for a comparison that cannot be a pilot."""
     if len(plan.seeds) < FEWEST_SEEDS:
-        raise ValueError(f"a pilot needs at least {FEWEST_SEEDS} seeds, got {len(plan.seeds)}; leave out --seeds")
+        raise ValueError(f"a pilot needs at least {FEWEST_SEEDS} seeds, got {len(plan.seeds)}: leave out seeds")
     if len(plan.rows) < 2:
         raise ValueError("--plan needs at least two attentions, such as attention=softmax,coda")
 
@@ -86,16 +86,22 @@ def describe_needs(results: ComparisonResults, wanted: WantedEffect, needs: Mapp
     lines += [f"{label}: too few runs of the pilot have a value" for label, need in needs.items() if need is None]
     lines += [f"{row.label} failed: {reason}" for row in results.rows for reason in row.failures]
     counts = [need.seeds for need in needs.values() if need]
-    if counts and None not in counts:
-        most = max(count for count in counts if count is not None)
-        if most <= len(seeds):
-            lines.append(f"The {len(seeds)} seeds of the pilot are enough. Next: the same command without --plan.")
-        else:
-            lines.append(
-                f"Next: the same command without --plan, with --seeds {most}. It uses the pilot's runs, which raises "
-                f"the chance of a false alarm from 5 % to up to 7 %; add seed={seeds[-1] + 1} for new seeds only."
-            )
+    if counts and None in counts:
+        lines.append("Choose a larger effect= or another measure=: so many seeds are no practical number.")
+    elif counts:
+        lines.append(_advise(max(count for count in counts if count is not None), wanted, seeds))
     return lines
+
+
+def _advise(most: int, wanted: WantedEffect, seeds: Sequence[int]) -> str:
+    """Say which command to run next, if the rows need at most this many seeds."""
+    without = "without --plan and effect=" if wanted.measure is None else "without --plan, effect= and measure="
+    if most <= len(seeds):
+        return f"The {len(seeds)} seeds of the pilot are enough. Next: the same command {without}."
+    return (
+        f"Next: the same command with --seeds {most}, {without}. It uses the pilot's runs, which raises "
+        f"the chance of a false alarm from 5 % to up to 7 %; add seed={seeds[-1] + 1} for new seeds only."
+    )
 
 
 def _find_measure(name: str) -> SeedMeasure:
