@@ -5,7 +5,7 @@ before the first batch. The model is not known before either. So a stand-in with
 batches of the usual widths, and what it compiles the model finds. If a guess is wrong, the first updates compile more.
 """
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Thread
 from typing import Any
 
@@ -69,7 +69,8 @@ def _run_after(before: list[Thread], function: Any, *arguments: Any) -> None:
 def start_device(device: torch.device) -> None:
     """Start CUDA and Triton, which takes a second or more."""
     torch.empty(1, device=device)
-    start_triton()
+    with torch.cuda.device(device):
+        start_triton()
 
 
 def can_foresee(recipe: Recipe) -> bool:
@@ -80,13 +81,13 @@ def can_foresee(recipe: Recipe) -> bool:
 
 def compile_early(recipe: Recipe, device: torch.device) -> None:
     """Compile the kernels of an update for batches of WIDTHS."""
-    config = recipe.training
+    config, on_gpu = recipe.training, device.type == "cuda"
     model = build(recipe.resolve_model(Foreseen(recipe.data)))  # type: ignore[arg-type]
     for parameter in model.to(device).parameters():
         parameter.data = parameter.data.to(torch.bfloat16 if is_half(config, device) else torch.float32)
     objective = make_objective(model, config)
     seeds = Seeds(model, 1, device)
-    with compile_ahead(next(model.parameters()).device):
+    with torch.cuda.device(device) if on_gpu else nullcontext(), compile_ahead(next(model.parameters()).device):
         for width in WIDTHS:
             rows = config.batch_examples or max(1, config.batch_tokens // width)
             tokens = torch.ones(rows, width, dtype=torch.int64, device=device)
