@@ -126,10 +126,10 @@ def test_kernels_run_inside_a_checkpoint(name):
     """Of each kernel, once: a checkpoint lets the backward pass read the saved tensors once."""
     pytest.importorskip("triton")
     mechanism = attention(name, heads=2, head_dim=16, impl="fused").to(DEVICE).eval()
-    q = torch.randn(1, 2, 5, 16, device=DEVICE, requires_grad=True)
+    q, k = (torch.randn(1, h, 5, 16, device=DEVICE, requires_grad=True) for h in (mechanism.query_heads, 2))
     x = torch.randn(1, 5, 32, device=DEVICE)
     run = partial(mechanism, sides=(mechanism.query_side(x), mechanism.key_side(x)))
-    outputs = [run(q, q, q)[0], checkpoint(run, q, q, q, use_reentrant=False)[0]]
+    outputs = [run(q, k, k)[0], checkpoint(run, q, k, k, use_reentrant=False)[0]]
     torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), q)[0] for x in outputs))
 
 

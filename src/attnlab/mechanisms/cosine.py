@@ -22,6 +22,8 @@ Initial = Annotated[float, "(0, 100]"]
 
 
 class Cosine(Softmax):
+    kernels = Softmax.kernels | {"unit_rows"}
+
     def __init__(
         self, heads: int, head_dim: int, *, initial: Initial = 10.0, scale: Positive | None = 1.0, **base: Any
     ) -> None:
@@ -34,6 +36,16 @@ class Cosine(Softmax):
     ) -> Arguments:
         factor = self.log_factor.clamp_max(math.log(LARGEST)).exp()
         return (factor * make_unit(q)).to(q.dtype), make_unit(k), mask, causal, bias
+
+    def prepare_by_kernels(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
+    ) -> Arguments:
+        from attnlab.mechanisms.kernels import unit_rows
+
+        if unit_rows.find_gap(q, k):
+            return self.prepare(q, k, mask, causal, at, bias)
+        unit = unit_rows.normalise(q, self.log_factor, math.log(LARGEST))
+        return unit, unit_rows.normalise(k, None, 0.0), mask, causal, bias
 
 
 def make_unit(x: Tensor) -> Tensor:

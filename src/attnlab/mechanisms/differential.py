@@ -4,7 +4,8 @@
     finish: (1 − λ_init) RMSNorm(each head)                      λ_init = 0.8 − 0.6 exp(−0.3 layer)
 
 Rows sum to 1 − λ. The heads of a layer share the four λ vectors. Dropout applies to each of the two maps.
-impl="auto" is two softmax attentions, each of half a head over whole values.
+impl="auto" is two softmax attentions, each of half a head over whole values. On a GPU it is one with twice as many
+query heads, [q₁, 0] and [0, q₂].
 """
 
 import math
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Positive
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads
-from attnlab.mechanisms.softmax import attend
+from attnlab.mechanisms.dagpam import repeat_bias
+from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class Differential(Mechanism):
+    kernels = frozenset({"softmax", "differential"})
     head_parts = 2
 
     def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = None, **base: Any) -> None:
@@ -59,12 +62,45 @@ class Differential(Mechanism):
         if self.impl == "reference":
             first, second = (self.drop(p, n) for n, p in enumerate(self.maps(q, k, mask, **options)))
             return (first - self.subtraction * second) @ repeat_heads(v, self.heads), None
+        if self.is_divided(q, k, v):
+            return self.mix_divided(q, k, v, mask, **options), None
         halves = enumerate(split_halves(q, k))
         first, second = (attend(self, x, y, v, mask, kernel=False, number=n, **options) for n, (x, y) in halves)
         return torch.addcmul(first, second, self.subtraction.to(first.dtype), value=-1), None
 
+    def is_divided(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether kernels divide each head into two of one attention. With seeds each map draws its own dropout."""
+        if not self.wants_kernels(q):
+            return False
+        from attnlab.mechanisms.kernels import unit_rows
+
+        gap = unit_rows.find_gap(q, v) if v.shape[3] == q.shape[3] else f"values of {v.shape[3]}"
+        return self.is_covered(gap) and not (self.seeds is not None and self.training and self.dropout > 0)
+
+    def mix_divided(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
+        bias: Tensor | None, gain: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """One attention with two query heads for each head, [q₁, 0] and [0, q₂]; with the gain, also `finish`."""
+        from attnlab.mechanisms.kernels import differential
+
+        both: Tensor = differential.divide_heads(q, False)
+        kernel = self.is_covered(find_gap(both, k, v, at, bias))
+        contexts = attend(self, both, k, v, mask, causal=causal, at=at, bias=repeat_bias(bias), kernel=kernel)
+        numbers = (self.lambda_init, 1 - self.lambda_init, self.norm.eps)
+        context: Tensor = differential.subtract(contexts, self.lambda_q, self.lambda_k, gain, *numbers)
+        return context
+
     def finish(self, context: Tensor) -> Tensor:
         return F.rms_norm(context, (self.head_dim,), (1 - self.lambda_init) * self.norm.weight, self.norm.eps)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, sides: Sides = (None, None)
+                ) -> WithCarry:  # fmt: skip
+        if not self.is_divided(q, k, v):
+            return super().forward(q, k, v, mask, carry, causal=causal, at=at, bias=bias, sides=sides)
+        self.check(q, k, mask, at, v)
+        return self.mix_divided(q, k, v, mask, causal=causal, at=at, bias=bias, gain=self.norm.weight), None
 
 
 def split_halves(q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor]]:

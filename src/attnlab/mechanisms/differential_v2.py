@@ -16,6 +16,7 @@ from attnlab.mechanisms.softmax import Softmax
 
 
 class DifferentialV2(Softmax):
+    kernels = Softmax.kernels | {"differential"}
     row_sum: Any = None  # 1 − λ, which differs between tokens
 
     def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
@@ -41,5 +42,10 @@ class DifferentialV2(Softmax):
         if self.impl == "reference":
             return Mechanism.mix(self, q, k, v, mask, carry, causal=causal, at=at, bias=bias, sides=sides)
         both, _ = super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        if self.wants_kernels(q):
+            from attnlab.mechanisms.kernels import differential, unit_rows
+
+            if unit_rows.find_gap(both) is None:
+                return differential.subtract(both, sides[0], None, None, 0.0, 1.0, 0.0), None
         first, second = both.view(len(both), self.heads, 2, *both.shape[2:]).unbind(2)  # its gradient is one pass
         return torch.addcmul(first, second, sides[0], value=-1), None

@@ -327,7 +327,9 @@ def position(q: Tensor, k: Tensor, at: Tensor | None = None) -> Tensor:
 def select_own(x: Tensor, q: Tensor, at: Tensor | None = None) -> Tensor:
     """x (b,g,j,d) at the key index of each query: (b,g,i,d)."""
     i, j = q.shape[2], x.shape[2]
-    return x[:, :, j - i :] if at is None and i <= j else x.index_select(2, position(q, x, at))
+    if at is None and i <= j:
+        return x if i == j else x[:, :, j - i :]
+    return x.index_select(2, position(q, x, at))
 
 
 def visible(

@@ -36,8 +36,10 @@ class Softmax(Mechanism):
         if self.impl == "reference":
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
-        q, k, mask, causal, bias = self.prepare(q, k, mask, causal, at, bias)
-        kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
+        wanted = self.wants_kernels(q)
+        prepare = self.prepare_by_kernels if wanted else self.prepare
+        q, k, mask, causal, bias = prepare(q, k, mask, causal, at, bias)
+        kernel = wanted and self.is_covered(find_gap(q, k, v, at, bias))
         return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
 
     def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
@@ -51,6 +53,12 @@ class Softmax(Mechanism):
     ) -> Arguments:
         """Return the arguments of the softmax: the same, unless a mechanism is softmax of something else."""
         return q, k, mask, causal, bias
+
+    def prepare_by_kernels(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
+    ) -> Arguments:
+        """Return what `prepare` returns, by kernels where they cover the arguments."""
+        return self.prepare(q, k, mask, causal, at, bias)
 
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> str | None:

@@ -15,10 +15,17 @@ from attnlab.mechanisms.softmax import Softmax
 
 
 class XSA(Softmax):
+    kernels = Softmax.kernels | {"unit_rows"}
     self_only = True
     takes_members = Softmax.takes_members
 
     def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
         own = select_own(v, context, at)  # v_i, (b,g,i,d)
+        if self.wants_kernels(context):
+            from attnlab.mechanisms.kernels import unit_rows
+
+            if unit_rows.find_gap(context, own) is None:
+                projected: Tensor = unit_rows.project_out(context, own)
+                return projected
         u, y = widen(repeat_heads(make_unit(own), self.heads)), widen(context)
         return torch.addcmul(y, (y * u).sum(-1, keepdim=True), u, value=-1).to(context.dtype)
