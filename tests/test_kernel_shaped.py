@@ -5,6 +5,7 @@ import torch
 
 from attnlab.mechanisms import attention
 from attnlab.mechanisms.kernels.launch import LAUNCHED
+from attnlab.mechanisms.mechanism import Mechanism
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
@@ -58,11 +59,32 @@ def test_causal_self_attention_uses_it_and_other_cases_do_not():
         assert ("shaped" in LAUNCHED) is used
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("h", "shared", "n", "d"), [(2, 1, 5, 3), (6, 3, 67, 40), (4, 2, 130, 64), (1, 1, 1, 16)])
+def test_uniform_attention_averages_the_past(dtype, h, shared, n, d, monkeypatch):
+    """As impl="auto" does on a GPU; q and k have a gradient of 0."""
+    monkeypatch.setattr(Mechanism, "wants_kernels", lambda self, q: self.impl == "auto")
+    fill_memory_with_nan(monkeypatch)
+    q, k, v, grad = (project(2, n, heads, d).to(dtype) for heads in (h, h // shared, h // shared, h))
+    results = []
+    for impl, wanted in (("auto", dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(wanted).requires_grad_() for x in (q, k, v)]
+        LAUNCHED.clear()
+        context = attention("uniform", heads=h, head_dim=d, impl=impl)(*leaves, causal=True)[0]
+        results.append([context, *torch.autograd.grad(context, leaves, grad.to(wanted))])
+        assert ({"shaped"} if impl == "auto" else set()) == LAUNCHED
+    for x, y in zip(*results, strict=True):
+        assert x.dtype == dtype
+        assert (x.double() - y).norm() <= SLACK[dtype] * y.norm().clamp_min(1.0)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_it_is_a_proper_operator(groups):
     softmax, v = (project(1, 5, h, 16).requires_grad_() for h in (2, groups))
     parameters = [torch.randn(2, 1, 1, device=DEVICE, requires_grad=True) for _ in range(3)]
     torch.library.opcheck(kernel.shape_context.opaque, (softmax, v, *parameters), test_utils=OPERATOR_TESTS)
+    k = v.detach().clone().requires_grad_()
+    torch.library.opcheck(kernel.average_past.opaque, (softmax, k, v), test_utils=OPERATOR_TESTS)
 
 
 def test_a_second_derivative_is_refused():
@@ -82,9 +104,10 @@ cases = [("bf16", torch.bfloat16, 64)]
 cases += [("fp16", torch.float16, 40), ("fp32", torch.float32, 256), ("fp32", torch.float32, 3)] if EVERY else []
 for kind, dtype, d in cases:
     x = torch.empty(1, 2, 99, d, dtype=dtype)
-    for kernel in (shaped._forward, shaped._backward):
-        fixed = shaped._choose_tile(x, x[:, :1])
-        types = dict.fromkeys(("softmax", "v", "alpha", "beta", "gamma", "out", "grad", "ds", "dv"), f"*{kind}")
+    kernels = [(shaped._forward, {}), (shaped._backward, {})]
+    for kernel, more in [*kernels, (shaped._average, {"BACKWARD": False}), (shaped._average, {"BACKWARD": True})]:
+        fixed = shaped._choose_tile(x, x[:, :1]) | more
+        types = dict.fromkeys(("x", "softmax", "v", "alpha", "beta", "gamma", "out", "grad", "ds", "dv"), f"*{kind}")
         types |= {"sums": "*fp32"} | dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))

@@ -2,7 +2,8 @@
 
     P = softmax(0 + bias)        without a bias, 1/n over the n visible keys
 
-Nothing is learnt: the gradient of q and k is 0. impl="auto" is a mean of the values, without a bias and dropout.
+Nothing is learnt: the gradient of q and k is 0. impl="auto" is a mean of the values, without a bias and dropout. On a
+GPU one kernel computes it in causal self-attention without a mask.
 """
 
 from typing import Any
@@ -29,6 +30,12 @@ class Uniform(Mechanism):
         if self.impl == "reference" or bias is not None or (self.training and self.dropout > 0):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
+        if self.wants_kernels(q):
+            from attnlab.mechanisms.kernels import shaped
+
+            if shaped.find_gap(q, v, mask, causal, at) is None and k.dtype == v.dtype:
+                past: Tensor = shaped.average_past(q, k, v)
+                return past, None
         mean = repeat_heads(mean_visible(v, q, k, mask, causal=causal, at=at), self.heads)
         if torch.compiler.is_compiling() or is_intercepted():
             return mean + q[..., :0].sum(-1, keepdim=True) + k[..., :0].sum(), None  # a gradient of 0 for q and k

@@ -4,6 +4,8 @@
     backward   dS = β G      dV_j = α G_j − γ R_j       R_j = Σ_{i≥j} G_i / i
                dα = Σ G ∘ v      dβ = Σ G ∘ S           dγ = −Σ G ∘ C = −Σ v ∘ R
 
+`average_past` is C alone, the context of uniform attention.
+
 i counts from 1. Causal, with as many queries as keys. A program goes through the rows of a part of one head, from the
 first to the last, and in the backward pass from the last to the first. Sums are in float32.
 """
@@ -92,6 +94,36 @@ def _backward(
     tl.store(place + 2 * size, tl.sum(centre, 0))
 
 
+@remember_calls
+@triton.jit
+def _average(
+    x, out, heads, rows, parts, x_b, x_h, x_n, x_d, BACKWARD: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """C of a part of one key head, for all heads that share it; BACKWARD: Σ R of their gradients x."""
+    groups = heads // SHARED
+    head, d = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts * PART + tl.arange(0, PART)
+    b, g = head // groups, head % groups
+    total, tiles = tl.zeros((PART,), dtype=tl.float32), tl.cdiv(rows, ROWS)
+    for tile in range(0, tiles):
+        place = tiles - 1 - tile if BACKWARD else tile
+        i = place * ROWS + tl.arange(0, ROWS)
+        inside, count = (i < rows)[:, None] & (d < D)[None, :], (i + 1).to(tl.float32)[:, None]
+        if BACKWARD:
+            z = tl.zeros((ROWS, PART), dtype=tl.float32)
+            for h in range(g * SHARED, (g + 1) * SHARED):
+                z += tl.load(x + _place(i, d, b, h, x_b, x_h, x_n, x_d), mask=inside, other=0.0).to(tl.float32)
+            z /= count
+            sums = total[None, :] + tl.cumsum(z, 0, reverse=True)
+            tl.store(out + _place(i, d, b, g, rows * groups * D, D, groups * D, 1), sums, mask=inside)
+        else:
+            z = tl.load(x + _place(i, d, b, g, x_b, x_h, x_n, x_d), mask=inside, other=0.0).to(tl.float32)
+            sums = (total[None, :] + tl.cumsum(z, 0)) / count
+            for h in range(g * SHARED, (g + 1) * SHARED):
+                tl.store(out + _place(i, d, b, h, rows * heads * D, D, heads * D, 1), sums, mask=inside)
+        total += tl.sum(z, 0)
+
+
 @operator("attnlab::shape_context")
 def shape_context(softmax: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
     """Context (b,h,n,d) of the softmax's context (b,h,n,d), v (b,g,n,d) and α, β, γ, h numbers each."""
@@ -122,6 +154,58 @@ def shape_context_backward(
     if v.shape[1] != h:
         dv = dv.unflatten(1, (v.shape[1], -1)).sum(2)
     return ds, dv, sums.sum(1).to(alpha.dtype)
+
+
+@operator("attnlab::average_past")
+def average_past(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """C of every head, (b,h,n,d). q (b,h,n,d) and k, like v (b,g,n,d), are not read; their gradients are 0."""
+    note_launch("shaped")
+    return _launch_average(v, empty_by_token(q), _choose_tile(q, v))
+
+
+@operator("attnlab::average_past_backward")
+def average_past_backward(grad: Tensor, groups: int) -> Tensor:
+    """dV, (b,g,n,d)."""
+    dv = _empty_groups(grad, groups)
+    return _launch_average(grad, dv, _choose_tile(grad, dv), backward=True)
+
+
+def _launch_average(x: Tensor, out: Tensor, tile: dict[str, int], backward: bool = False) -> Tensor:
+    b, h, n, d = (x if backward else out).shape
+    parts = divide_up(d, tile["PART"])
+    with select_device(x):
+        _average[(b * h // tile["SHARED"] * parts,)](x, out, h, n, parts, *x.stride(), BACKWARD=backward, **tile)
+    return out
+
+
+def _empty_groups(x: Tensor, groups: int) -> Tensor:
+    b, _, n, d = x.shape
+    return x.new_empty(b, n, groups, d).transpose(1, 2)
+
+
+@average_past.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return empty_by_token(q)
+
+
+@average_past_backward.register_fake
+def _(grad: Tensor, groups: int) -> Tensor:
+    return _empty_groups(grad, groups)
+
+
+def _count_groups(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.groups = inputs[2].shape[1]
+
+
+def _average_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk = (
+        _empty_groups(grad, heads).zero_() if needed else None
+        for heads, needed in zip((grad.shape[1], ctx.groups), ctx.needs_input_grad[:2], strict=True)
+    )
+    return dq, dk, average_past_backward(grad, ctx.groups)
+
+
+average_past.register_autograd(_average_gradients, setup_context=_count_groups)
 
 
 @shape_context.register_fake
