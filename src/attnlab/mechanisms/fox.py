@@ -51,8 +51,9 @@ class FoX(Mechanism):
         if not can_mix_one_pass(self, q, k, v, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias, sides=sides)
         if causal and bias is None and not has_row_mask(mask):
-            log_f = sides[1].mT.double()  # (b,h,1,j)
-            decay = -(log_f if mask is None else log_f.masked_fill(~mask, 0.0)).cumsum(-1)
+            from attnlab.mechanisms.kernels.decay import make_decay
+
+            decay = make_decay(sides[1], mask)
         else:
             decay = self.sum_decay(q, k, self.visible(q, k, mask, causal=causal, bias=bias), None, sides[1])
         bias = decay if bias is None else decay + bias
