@@ -134,7 +134,7 @@ def _sum_levels(parts, first, second, dfirst, dsecond, count, D: tl.constexpr, W
 def divide_heads(x: Tensor, joined: bool) -> Tensor:
     """(b,h,n,d) -> (b,2h,n,d); joined: the transposed map, (b,2h,n,d) -> (b,h,n,d)."""
     h = x.shape[1] // 2 if joined else x.shape[1]
-    out, tile = _empty(x, h if joined else 2 * h), choose_row_tile(x)
+    out, tile = _empty(x, h if joined else 2 * h), choose_row_tile(x.shape[3])
     with select_device(x):
         _divide[make_grid(x, h, tile)](x, out, h, x.shape[2], *x.stride(), JOINED=joined, **tile)
     return out
@@ -150,7 +150,7 @@ def subtract(
     second   with it, both are vectors (2,d/2), and λ = exp(a₁·b₁) − exp(a₂·b₂) + initial
     """
     note_launch("differential")
-    h, tile, (first, other, weight) = x.shape[1] // 2, choose_row_tile(x), _pack(first, second, gain)
+    h, tile, (first, other, weight) = x.shape[1] // 2, choose_row_tile(x.shape[3]), _pack(first, second, gain)
     out, strides = _empty(x, h), (*x.stride(), *_level_strides(first, second))
     flags = {"VECTORS": second is not None, "NORMED": gain is not None}
     with select_device(x):
@@ -166,7 +166,7 @@ def subtract_backward(
     eps: float,
 ) -> list[Tensor]:  # fmt: skip
     """dx and the gradients of first, and of second and gain where they are given."""
-    (b, h, n, d), tile, (first, other, weight) = x.shape, choose_row_tile(x), _pack(first, second, gain)
+    (b, h, n, d), tile, (first, other, weight) = x.shape, choose_row_tile(x.shape[3]), _pack(first, second, gain)
     h, dx, grid = h // 2, empty_by_token(x), make_grid(x, h // 2, tile)
     by_rows = second is None
     dlevel = x.new_empty((b, n, h) if by_rows else grid, dtype=first.dtype if by_rows else torch.float32)

@@ -7,6 +7,7 @@ Tensors (b,h,n,d) may have any strides. Results have the memory layout (b,n,h,d)
 Sums are computed in float32 and in a fixed order, so results are deterministic.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _project_backward(
 def normalise(x: Tensor, factor: Tensor | None, limit: float) -> Tensor:
     """y of x (b,h,n,d); factor: l, h numbers, or None; limit: the largest l that acts."""
     note_launch("unit_rows")
-    out, tile, h = empty_by_token(x), choose_row_tile(x), x.shape[1]
+    out, tile, h = empty_by_token(x), choose_row_tile(x.shape[3]), x.shape[1]
     factor = None if factor is None else factor.contiguous()
     with select_device(x):
         _normalise[make_grid(x, h, tile)](
@@ -124,7 +125,7 @@ def normalise(x: Tensor, factor: Tensor | None, limit: float) -> Tensor:
 @operator("attnlab::normalise_backward")
 def normalise_backward(grad: Tensor, x: Tensor, factor: Tensor | None, limit: float) -> tuple[Tensor, Tensor]:
     """dx, and the gradient of the factors; without them an empty tensor."""
-    dx, tile, (b, h, n, _) = empty_by_token(x), choose_row_tile(x), x.shape
+    dx, tile, (b, h, n, _) = empty_by_token(x), choose_row_tile(x.shape[3]), x.shape
     factor = None if factor is None else factor.contiguous()
     shape = (0,) if factor is None else (b * divide_up(n, tile["ROWS"]), h)
     sums = x.new_empty(shape, dtype=torch.float32)
@@ -140,7 +141,7 @@ def normalise_backward(grad: Tensor, x: Tensor, factor: Tensor | None, limit: fl
 def project_out(x: Tensor, w: Tensor) -> Tensor:
     """y of x (b,h,n,d) and w (b,g,n,d)."""
     note_launch("unit_rows")
-    out, tile, h, shared = empty_by_token(x), choose_row_tile(x), x.shape[1], x.shape[1] // w.shape[1]
+    out, tile, h, shared = empty_by_token(x), choose_row_tile(x.shape[3]), x.shape[1], x.shape[1] // w.shape[1]
     with select_device(x):
         _project[make_grid(x, w.shape[1], tile)](
             x, w, out, h, x.shape[2], *x.stride(), *w.stride(), UNIT, SHARED=shared, **tile
@@ -151,7 +152,7 @@ def project_out(x: Tensor, w: Tensor) -> Tensor:
 @operator("attnlab::project_out_backward")
 def project_out_backward(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """dx and dw."""
-    dx, dw, tile, h = empty_by_token(x), empty_by_token(w), choose_row_tile(x), x.shape[1]
+    dx, dw, tile, h = empty_by_token(x), empty_by_token(w), choose_row_tile(x.shape[3]), x.shape[1]
     strides = (*x.stride(), *w.stride(), *grad.stride())
     with select_device(x):
         _project_backward[make_grid(x, w.shape[1], tile)](
@@ -219,6 +220,8 @@ def make_grid(x: Tensor, heads: int, tile: dict[str, int]) -> tuple[int]:
     return (x.shape[0] * heads * divide_up(x.shape[2], tile["ROWS"]),)
 
 
-def choose_row_tile(x: Tensor) -> dict[str, int]:
-    wide = round_up(x.shape[3])
-    return {"ROWS": NUMBERS // wide, "D": x.shape[3], "WIDE": wide}
+@cache
+def choose_row_tile(d: int) -> dict[str, int]:
+    """Rows of a tile, and their sizes; callers must not change it."""
+    wide = round_up(d)
+    return {"ROWS": NUMBERS // wide, "D": d, "WIDE": wide}
