@@ -1,5 +1,7 @@
 """The kernels of unit vectors: equal to torch's functions in float64, with every gradient."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -64,11 +66,13 @@ def test_they_equal_torchs_functions(dtype, h, shared, n, d, monkeypatch):
     torch.manual_seed(0)
     x, w = project(2, n, h, d), project(2, n, h // shared, d)
     factor = torch.linspace(0.0, 2.1 * LIMIT, h, device=DEVICE).view(h, 1, 1)
-    assert_equal(lambda x, f: unit_rows.normalise(x, f, LIMIT), normalise, [x, factor], dtype)
-    assert_equal(lambda x: unit_rows.normalise(x, None, 0.0), lambda x: normalise(x, None), [x], dtype)
+    both = partial(unit_rows.normalise, limit=LIMIT)
+    assert_equal(lambda *xs: both(*xs)[0], lambda q, k, f: normalise(q, f) + 0 * k.sum(), [x, w, factor], dtype)
+    assert_equal(lambda *xs: both(*xs)[1], lambda q, k, f: normalise(k, None) + 0 * (q.sum() + f.sum()), [x, w, factor],
+                 dtype)  # fmt: skip
     assert_equal(unit_rows.project_out, project_out, [x, w], dtype)
     x[:, :, n // 2] = 0.0
-    assert not unit_rows.normalise(x.to(dtype), None, 0.0)[:, :, n // 2].any()
+    assert not unit_rows.normalise(x.to(dtype), w.to(dtype), factor, LIMIT)[0][:, :, n // 2].any()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -112,8 +116,7 @@ def test_they_obey_torchs_rules_for_operators():
     x, w, level = (project(2, 5, h, d).requires_grad_() for h, d in ((4, 16), (2, 16), (2, 1)))
     factor, vector, gain = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((4, 1, 1), (2, 8), 16))
     for operator, given in (
-        (unit_rows.normalise, (x, factor, LIMIT)),
-        (unit_rows.normalise, (x, None, 0.0)),
+        (unit_rows.normalise, (x, w, factor, LIMIT)),
         (unit_rows.project_out, (x, w)),
         (differential.divide_heads, (x, False)),
         (differential.subtract, (x, level, None, None, 0.0, 1.0, 0.0)),
@@ -124,7 +127,7 @@ def test_they_obey_torchs_rules_for_operators():
 
 def test_a_second_derivative_is_refused():
     x = project(1, 5, 2, 16).requires_grad_()
-    for y in (unit_rows.normalise(x, None, 0.0), unit_rows.project_out(x, x)):
+    for y in (unit_rows.normalise(x, x, x[0, :, :1, :1], 0.0)[0], unit_rows.project_out(x, x)):
         with pytest.raises(NotImplementedError, match="second derivative"):
             torch.autograd.grad(y.sum(), x, create_graph=True)
 

@@ -44,8 +44,8 @@ class Cosine(Softmax):
 
         if unit_rows.find_gap(q, k):
             return self.prepare(q, k, mask, causal, at, bias)
-        unit = unit_rows.normalise(q, self.log_factor, math.log(LARGEST))
-        return unit, unit_rows.normalise(k, None, 0.0), mask, causal, bias
+        q, k = unit_rows.normalise(q, k, self.log_factor, math.log(LARGEST))
+        return q, k, mask, causal, bias
 
 
 def make_unit(x: Tensor) -> Tensor:

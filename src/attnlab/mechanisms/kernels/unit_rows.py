@@ -1,6 +1,6 @@
 """Unit vectors, row by row: each row is read once and written once.
 
-    normalise     y = f x / ‖x‖, 0 if x = 0    f = exp(min(l_h, limit)), or 1 without factors l
+    normalise     y = f x / ‖x‖, 0 if x = 0    f = exp(min(l_h, limit)) for queries, 1 for keys
     project_out   y = x − (x·u) u              u = w / ‖w‖, 0 if w = 0; w belongs to a key head
 
 Tensors (b,h,n,d) may have any strides. Results have the memory layout (b,n,h,d), which the output projection reads.
@@ -109,32 +109,33 @@ def _project_backward(
 
 
 @operator("attnlab::normalise")
-def normalise(x: Tensor, factor: Tensor | None, limit: float) -> Tensor:
-    """y of x (b,h,n,d); factor: l, h numbers, or None; limit: the largest l that acts."""
+def normalise(q: Tensor, k: Tensor, factor: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """y of q (b,h,i,d) with factors l, h numbers, and of k (b,g,j,d) without; limit: the largest l that acts."""
     note_launch("unit_rows")
-    out, tile, h = empty_by_token(x), choose_row_tile(x.shape[3]), x.shape[1]
-    factor = None if factor is None else factor.contiguous()
-    with select_device(x):
-        _normalise[make_grid(x, h, tile)](
-            x, x if factor is None else factor, out, h, x.shape[2], *x.stride(), UNIT, limit,
-            SCALED=factor is not None, **tile,
-        )  # fmt: skip
-    return out
+    found, factor, tile = (empty_by_token(q), empty_by_token(k)), factor.contiguous(), choose_row_tile(q.shape[3])
+    with select_device(q):
+        for x, out, scaled in zip((q, k), found, (True, False), strict=True):
+            _normalise[make_grid(x, x.shape[1], tile)](
+                x, factor, out, x.shape[1], x.shape[2], *x.stride(), UNIT, limit, SCALED=scaled, **tile
+            )
+    return found
 
 
 @operator("attnlab::normalise_backward")
-def normalise_backward(grad: Tensor, x: Tensor, factor: Tensor | None, limit: float) -> tuple[Tensor, Tensor]:
-    """dx, and the gradient of the factors; without them an empty tensor."""
-    dx, tile, (b, h, n, _) = empty_by_token(x), choose_row_tile(x.shape[3]), x.shape
-    factor = None if factor is None else factor.contiguous()
-    shape = (0,) if factor is None else (b * divide_up(n, tile["ROWS"]), h)
-    sums = x.new_empty(shape, dtype=torch.float32)
-    with select_device(x):
-        _normalise_backward[make_grid(x, h, tile)](
-            x, x if factor is None else factor, grad, dx, sums, h, n, *x.stride(), *grad.stride(), UNIT, limit,
-            SCALED=factor is not None, **tile,
-        )  # fmt: skip
-    return dx, sums if factor is None else sums.sum(0).view(factor.shape).to(factor.dtype)
+def normalise_backward(
+    grad_q: Tensor, grad_k: Tensor, q: Tensor, k: Tensor, factor: Tensor, limit: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and the gradient of the factors."""
+    found, tile = (empty_by_token(q), empty_by_token(k)), choose_row_tile(q.shape[3])
+    sums = q.new_empty(len(q) * divide_up(q.shape[2], tile["ROWS"]), q.shape[1], dtype=torch.float32)
+    packed, given = factor.contiguous(), zip((q, k), (grad_q, grad_k), found, (True, False), strict=True)
+    with select_device(q):
+        for x, grad, dx, scaled in given:
+            strides = (*x.stride(), *grad.stride())
+            _normalise_backward[make_grid(x, x.shape[1], tile)](
+                x, packed, grad, dx, sums, x.shape[1], x.shape[2], *strides, UNIT, limit, SCALED=scaled, **tile
+            )
+    return *found, sums.sum(0).view(factor.shape).to(factor.dtype)
 
 
 @operator("attnlab::project_out")
@@ -162,13 +163,14 @@ def project_out_backward(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Te
 
 
 @normalise.register_fake
-def _(x: Tensor, *rest: Any) -> Tensor:
-    return empty_by_token(x)
+def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_by_token(q), empty_by_token(k)
 
 
 @normalise_backward.register_fake
-def _(grad: Tensor, x: Tensor, factor: Tensor | None, limit: float) -> tuple[Tensor, Tensor]:
-    return empty_by_token(x), x.new_empty(0, dtype=torch.float32) if factor is None else factor.new_empty(factor.shape)
+def _(grad_q: Tensor, grad_k: Tensor, q: Tensor, k: Tensor, factor: Tensor, limit: float
+      ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return empty_by_token(q), empty_by_token(k), factor.new_empty(factor.shape)
 
 
 @project_out.register_fake
@@ -181,17 +183,15 @@ def _(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return empty_by_token(x), empty_by_token(w)
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     count = sum(x is None or isinstance(x, Tensor) for x in inputs)
     ctx.options = inputs[count:]
     ctx.save_for_backward(*inputs[:count])
 
 
-def _normalise_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _normalise_gradients(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
     refuse_second_derivative()
-    x, factor = ctx.saved_tensors
-    dx, dfactor = normalise_backward(grad, x, factor, *ctx.options)
-    return dx, None if factor is None else dfactor, None
+    return *normalise_backward(grad_q, grad_k, *ctx.saved_tensors, *ctx.options), None
 
 
 def _project_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
