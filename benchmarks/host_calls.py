@@ -1,11 +1,12 @@
 """The host's part of one eager call of every mechanism, forward and backward, counted on a CPU without launching.
 
-    python benchmarks/host_calls.py [--only coda,dagpam] [--profile]
+    python benchmarks/host_calls.py [--only coda,dagpam] [--profile] [--long]
 
 Triton's kernels are replaced by nothing, and tensors are so small that Python and torch's dispatch take all the time.
 Columns: operations of torch that compute (no views), kernels of Triton, and microseconds of one call. On a GPU an
 operation costs the host about 5 µs more than here, and a kernel about 8 µs. Peer: scaled_dot_product_attention.
---profile prints where Python spends the time of the mechanisms of --only.
+--profile prints where Python spends the time of the mechanisms of --only. --long takes the way of impl="auto" on a GPU
+for rows that the kernels of short rows do not hold, with small heads, so that torch's products take little of the time.
 """
 
 import argparse
@@ -20,9 +21,11 @@ from mechanisms import BACKENDS, Case
 from torch.profiler import profile
 from triton.runtime import interpreter
 
-from attnlab.mechanisms import MECHANISMS, attention
+from attnlab.mechanisms import MECHANISMS, attention, visible_sums
+from attnlab.mechanisms.kernels import short_dagpam, softmax
+from attnlab.mechanisms.mechanism import Mechanism
 
-SHAPE = (1, 8, 16, 64)
+SHAPE, LONG = (1, 8, 16, 64), (1, 2, 16, 16)
 VIEWS = {
     "alias", "as_strided", "chunk", "detach", "detach_", "diagonal", "expand", "expand_as", "flatten", "item",
     "is_nonzero", "lift_fresh", "matmul", "mT", "narrow", "permute", "reshape", "result_type", "select", "slice",
@@ -52,13 +55,13 @@ def count_operations(step):
     return sum(name.removeprefix("aten::") not in VIEWS and "empty" not in name for name in names), Launches.count
 
 
-def measure_calls(name, case):
+def measure_calls(name, case, long=False):
     """Return the counts and the host time of one mechanism, by kernels where it has them."""
     if name is None:
-        step = case.make_peer(BACKENDS[3])
+        step = case.make_peer(BACKENDS[1] if long else BACKENDS[3])
     else:
-        kind = attention(name, heads=8, head_dim=64)
-        mechanism, leaves = case.make_layer(name, "fused" if kind.kernels else "auto")
+        kind = attention(name, heads=case.shape[1], head_dim=case.shape[3])
+        mechanism, leaves = case.make_layer(name, "fused" if kind.kernels and not long else "auto")
         step = case.make_step(mechanism, leaves)
     step()
     operations, kernels = count_operations(step)
@@ -66,17 +69,27 @@ def measure_calls(name, case):
                   "host_us": 1e3 * measuring.host_milliseconds(step, 100)}  # fmt: skip
 
 
+def take_long_ways():
+    """Let rows of LONG count as long, and impl="auto" ask for kernels as on a GPU."""
+    softmax.LONGEST, visible_sums.CHUNK = LONG[2] - 1, LONG[2] // 2
+    short_dagpam.LONGEST.clear()
+    Mechanism.wants_kernels = lambda self, q: self.impl != "reference"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of mechanisms, separated by commas")
     parser.add_argument("--profile", action="store_true", help="print where Python spends the time")
+    parser.add_argument("--long", action="store_true", help="count rows as too long for the kernels of short rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
     interpreter.InterpretedFunction.run = Launches.__call__
-    case = Case(SHAPE, "cpu")
+    if given.long:
+        take_long_ways()
+    case = Case(LONG if given.long else SHAPE, "cpu")
     for name in [None, *(given.only.split(",") if given.only else MECHANISMS)]:
         try:
-            step, row = measure_calls(name, case)
+            step, row = measure_calls(name, case, given.long)
         except (ValueError, NotImplementedError, RuntimeError) as reason:
             print(f"{name:20s} not run: {str(reason).splitlines()[0]}")
             continue
