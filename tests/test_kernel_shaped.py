@@ -60,7 +60,7 @@ def test_causal_self_attention_uses_it_and_other_cases_do_not():
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("h", "shared", "n", "d"), [(2, 1, 5, 3), (6, 3, 67, 40), (4, 2, 130, 64), (1, 1, 1, 16)])
+@pytest.mark.parametrize(("h", "shared", "n", "d"), [(2, 1, 5, 3), (6, 3, 67, 40), (4, 2, 530, 16), (1, 1, 1, 16)])
 def test_uniform_attention_averages_the_past(dtype, h, shared, n, d, monkeypatch):
     """As impl="auto" does on a GPU; q and k have a gradient of 0."""
     monkeypatch.setattr(Mechanism, "wants_kernels", lambda self, q: self.impl == "auto")
@@ -104,9 +104,10 @@ cases = [("bf16", torch.bfloat16, 64)]
 cases += [("fp16", torch.float16, 40), ("fp32", torch.float32, 256), ("fp32", torch.float32, 3)] if EVERY else []
 for kind, dtype, d in cases:
     x = torch.empty(1, 2, 99, d, dtype=dtype)
-    kernels = [(shaped._forward, {}), (shaped._backward, {})]
-    for kernel, more in [*kernels, (shaped._average, {"BACKWARD": False}), (shaped._average, {"BACKWARD": True})]:
-        fixed = shaped._choose_tile(x, x[:, :1]) | more
+    usual, average = shaped._choose_tile(x, x[:, :1]), shaped._choose_average_tile(999, d) | {"SHARED": 2}
+    kernels = [(shaped._forward, usual), (shaped._backward, usual)]
+    kernels += [(shaped._average, average | {"BACKWARD": backward}) for backward in (False, True)]
+    for kernel, fixed in kernels:
         types = dict.fromkeys(("x", "softmax", "v", "alpha", "beta", "gamma", "out", "grad", "ds", "dv"), f"*{kind}")
         types |= {"sums": "*fp32"} | dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

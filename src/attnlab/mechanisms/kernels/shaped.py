@@ -160,21 +160,23 @@ def shape_context_backward(
 def average_past(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """C of every head, (b,h,n,d). q (b,h,n,d) and k, like v (b,g,n,d), are not read; their gradients are 0."""
     note_launch("shaped")
-    return _launch_average(v, empty_by_token(q), _choose_tile(q, v))
+    return _launch_average(v, empty_by_token(q), q.shape[1] // v.shape[1])
 
 
 @operator("attnlab::average_past_backward")
 def average_past_backward(grad: Tensor, groups: int) -> Tensor:
     """dV, (b,g,n,d)."""
     dv = _empty_groups(grad, groups)
-    return _launch_average(grad, dv, _choose_tile(grad, dv), backward=True)
+    return _launch_average(grad, dv, grad.shape[1] // groups, backward=True)
 
 
-def _launch_average(x: Tensor, out: Tensor, tile: dict[str, int], backward: bool = False) -> Tensor:
+def _launch_average(x: Tensor, out: Tensor, shared: int, backward: bool = False) -> Tensor:
     b, h, n, d = (x if backward else out).shape
+    tile = _choose_average_tile(n, d)
     parts = divide_up(d, tile["PART"])
+    flags = {"BACKWARD": backward, "SHARED": shared}
     with select_device(x):
-        _average[(b * h // tile["SHARED"] * parts,)](x, out, h, n, parts, *x.stride(), BACKWARD=backward, **tile)
+        _average[(b * h // shared * parts,)](x, out, h, n, parts, *x.stride(), **flags, **tile)
     return out
 
 
@@ -244,3 +246,8 @@ def find_gap(softmax: Tensor, v: Tensor, mask: Tensor | None, causal: bool, at: 
 def _choose_tile(softmax: Tensor, v: Tensor) -> dict[str, int]:
     d = softmax.shape[3]
     return {"SHARED": softmax.shape[1] // v.shape[1], "D": d, "ROWS": ROWS, "PART": min(PART, round_up(d))}
+
+
+def _choose_average_tile(n: int, d: int) -> dict[str, int]:
+    """Many rows and few columns: steps follow each other, and parts do not."""
+    return {"D": d, "ROWS": min(256, round_up(n, 64)), "PART": 16}
