@@ -206,9 +206,9 @@ project_out.register_autograd(_project_gradients, setup_context=save_inputs)
 
 def find_gap(x: Tensor, w: Tensor | None = None) -> str | None:
     """Name what keeps these kernels from reading x, and w with as many rows, or return None."""
-    if gap := find_device_gap(x):
-        return gap
     for each in (x,) if w is None else (x, w):
+        if gap := find_device_gap(each):
+            return gap
         if each.dtype not in TYPES or each.dtype != x.dtype:
             return f"contexts in {x.dtype} and {each.dtype}"
         if each.dim() != 4 or each.shape[3] > WIDEST or each.shape[2] * each.stride(2) >= 2**31:
