@@ -1,12 +1,15 @@
 """Statistical word aligners beside eflomal and fast_align: AER, sentence pairs per CPU second, peak memory.
 
     python benchmarks/statistical_aligners.py [--only de-en-160000 …] [--aligners fertility …] [--out results/alignment]
+    python benchmarks/statistical_aligners.py --only de-en-1000000 --aligners fertility        # memory of a long file
 
 Every aligner is trained in both directions on the same text and aligns it in both: the gold pairs, then Europarl, in
-Moses' words and lower case, without gold sentences. Each runs in a process of its own, on one thread, from text files
-to files of links. Seconds are CPU seconds of that process and its children, its start included; memory is the peak of
-one process. grow-diag-final-and then joins the directions, outside the measured time. fast_align (PyPI: systran-align)
-joins them itself. eflomal (PyPI) and systran-align are measured where they are installed.
+Moses' words and lower case, without gold sentences. A text that is longer than the stored 480,000 pairs continues with
+varied copies of them (`vary_pairs`); its AER is only a check. Each aligner runs in a process of its own, on one thread,
+from text files to files of links, ours as attnlab align does it. Seconds are CPU seconds of that process and its
+children, its start included; memory is the peak of one process. grow-diag-final-and then joins the directions, outside
+the measured time. fast_align (PyPI: systran-align) joins them itself. eflomal (PyPI) and systran-align are measured
+where they are installed.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from importlib import metadata
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
@@ -30,8 +34,11 @@ TEXTS = {  # name: (language pair, training pairs)
     "en-fr-60000": ("en-fr", 60_000),
     "en-nl-60000": ("en-nl", 60_000),
     "en-pt-60000": ("en-pt", 60_000),
+    "de-en-1000000": ("de-en", 1_000_000),
 }
-ALIGNERS = ("fertility", "eflomal", "hmm", "fast_align")
+USUAL = [name for name, (_, count) in TEXTS.items() if count <= 160_000]
+ALIGNERS = ("fertility", "eflomal", "hmm", "fast_align", "ibm1")
+USUAL_ALIGNERS = ALIGNERS[:-1]
 PACKAGES = {"eflomal": "eflomal", "fast_align": "systran-align"}
 
 
@@ -53,13 +60,31 @@ def read_text(pair, count):
     own = [(folder / f"{pair}.{name}").read_text().lower().removesuffix("\n").split("\n") for name in languages]
     lengths = [(len(x.split()), len(y.split())) for x, y in zip(*own, strict=True)]
     gold = read_gold(next(f for f in folder.iterdir() if f.suffix in (".talp", ".pharaoh")), lengths)
-    stored = Path(os.environ["ATTNLAB_DATA"]) / "europarl" / ("en-de" if pair == "de-en" else pair)
-    words = []
-    for name in languages:
-        with gzip.open(f"{stored}.train.{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
-            words.append([load_moses(name)[0](line.rstrip("\n")).lower() for line in islice(file, count)])
+    words = [
+        [load_moses(name)[0](line).lower() for line in islice(iterate_stored(pair, name), count)] for name in languages
+    ]
     more = remove_gold(own, [(x, y) for x, y in zip(*words, strict=True) if x.strip() and y.strip()])
+    more += islice(vary_pairs(more), max(count - len(words[0]), 0))
     return [lines + [line[side] for line in more] for side, lines in enumerate(own)], gold
+
+
+def iterate_stored(pair, language):
+    """Yield the lines of Europarl in a language: those of train and then, if there are, of more."""
+    stem = Path(os.environ["ATTNLAB_DATA"]) / "europarl" / ("en-de" if pair == "de-en" else pair)
+    for part in ("train", "more"):
+        if Path(f"{stem}.{part}.{language}.gz").is_file():
+            with gzip.open(f"{stem}.{part}.{language}.gz", "rt", encoding="utf-8", newline="\n") as file:
+                yield from (line.rstrip("\n") for line in file)
+
+
+def vary_pairs(pairs):
+    """Yield copies of pairs without end: each with the last words of another, and every fourth with a new word."""
+    pairs = list(pairs)
+    for number in count_from(len(pairs)):
+        other = pairs[(number * 7 + 3) % len(pairs)]
+        new = f" new{number // 4}" if number % 4 == 0 else ""
+        sides = zip(pairs[number % len(pairs)], other, strict=True)
+        yield tuple(f"{own} {' '.join(end.split()[-3:])}{new}" for own, end in sides)
 
 
 def work(aligner, source, target, ahead, back):
@@ -68,20 +93,17 @@ def work(aligner, source, target, ahead, back):
         program = shutil.which("eflomal-align") or str(Path(sys.executable).parent / "eflomal-align")
         command = [program, "--overwrite", "-s", source, "-t", target, "-f", ahead, "-r", back]
         os.execv(program, command)
-    sides = [
-        [line.split() for line in Path(path).read_text("utf-8").removesuffix("\n").split("\n")]
-        for path in (source, target)
-    ]
     if aligner == "fast_align":
+        sides = [[line.split() for line in Path(path).read_text("utf-8").split("\n")[:-1]] for path in (source, target)]
         links = run_fast_align(sides, Path(ahead).parent)
         write_links(ahead, links)
         write_links(back, links)
         return
-    from attnlab.aligning.hmm_aligner import HmmAligner
+    from attnlab.commands.align import AlignOptions, align_files
 
-    forward, backward = HmmAligner.train((sides[0], sides[1]), aligner)
-    write_links(ahead, forward.align((sides[0], sides[1]))[0].links())
-    write_links(back, ({(s, t) for t, s in links} for links in backward.align((sides[1], sides[0]))[0].links()))
+    os.chdir(Path(ahead).parent)  # models are saved in runs/
+    align_files(aligner, Path(source), Path(target), AlignOptions(), Path(ahead))
+    align_files(aligner, Path(target), Path(source), AlignOptions(), Path(back))
 
 
 def run_fast_align(sides, folder):
@@ -138,9 +160,12 @@ def measure(aligner, lines, gold, folder):
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     seconds, peak = run_alone([sys.executable, __file__, "--work", aligner, *files], os.environ | one)
     ahead, back = (read_links(file, len(gold)) for file in files[2:])
+    if aligner in ("fertility", "hmm", "ibm1"):
+        back = [frozenset((s, t) for t, s in links) for links in back]
     joined = ahead if aligner == "fast_align" else list(map(grow_diag_final_and, ahead, back))
     row = {"aligner": aligner, "pairs": len(lines[0]), "gold_pairs": len(gold), "cpu_seconds": seconds}
     row |= {"pairs_per_cpu_second": len(lines[0]) / seconds, "peak_gigabytes": peak}
+    row["peak_bytes_per_pair"] = 1e9 * peak / len(lines[0])
     for name, links in {"ahead": ahead, "back": back, "joined": joined}.items():
         if aligner == "fast_align" and name != "joined":
             continue
@@ -154,8 +179,8 @@ def main():
     if sys.argv[1:2] == ["--work"]:
         return work(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=TEXTS, default=list(TEXTS))
-    parser.add_argument("--aligners", nargs="+", choices=ALIGNERS, default=list(ALIGNERS))
+    parser.add_argument("--only", nargs="+", choices=TEXTS, default=USUAL)
+    parser.add_argument("--aligners", nargs="+", choices=ALIGNERS, default=USUAL_ALIGNERS)
     parser.add_argument("--out", help="folder to write statistical.json to; rows measured earlier are kept")
     given = parser.parse_args()
     file = Path(given.out) / "statistical.json" if given.out else None

@@ -269,10 +269,10 @@ def test_words_are_between_white_space_or_as_moses_cuts_them(tmp_path):
     files = tmp_path / "s", tmp_path / "t"
     files[0].write_text("Das Haus, es ist  groß.\n\n")
     files[1].write_text("The house's big.\n\n")
-    plain = read_words(*files, AlignOptions())
-    assert plain == ([["Das", "Haus,", "es", "ist", "groß."], []], [["The", "house's", "big."], []])
-    cut = read_words(*files, AlignOptions(tokenize="moses", pair="de-en"))
-    assert cut == ([["Das", "Haus", ",", "es", "ist", "groß", "."], []], [["The", "house", "'s", "big", "."], []])
+    plain = [*map(list, read_words(*files, AlignOptions()))]
+    assert plain == [[["Das", "Haus,", "es", "ist", "groß."], []], [["The", "house's", "big."], []]]
+    cut = [*map(list, read_words(*files, AlignOptions(tokenize="moses", pair="de-en")))]
+    assert cut == [[["Das", "Haus", ",", "es", "ist", "groß", "."], []], [["The", "house", "'s", "big", "."], []]]
 
 
 @pytest.mark.parametrize(

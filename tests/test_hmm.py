@@ -209,7 +209,7 @@ def test_a_saved_model_aligns_as_the_one_that_was_fitted(tmp_path, stages):
     again = HmmModel.load(tmp_path / "model")
     assert (again.kind, again.prior, again.null) == (model.kind, model.prior, NULL)
     corpus = WordPairs.gather([(y, x) for x, y in pairs])
-    both = [list(m.iterate_posteriors(m.open_blocks(corpus))) for m in (model, again)]
+    both = [list(m.iterate_posteriors(corpus)) for m in (model, again)]
     for (_, one), (_, other) in zip(*both, strict=True):
         assert np.array_equal(one.links, other.links)
     assert sum(posterior.links.sum() for _, posterior in both[0]) > 10
@@ -219,10 +219,10 @@ def test_a_pair_is_aligned_beside_others_as_alone():
     pairs = draw_corpus(9, number=30, longest=9)
     model = fit(pairs, "ibm1", "hmm", "fertility").ahead
     corpus = WordPairs.gather(pairs)
-    for block, posterior in model.iterate_posteriors(model.open_blocks(corpus)):
+    for block, posterior in model.iterate_posteriors(corpus):
         assert len(block.pairs) > 5
         for k, pair in enumerate(block.pairs):
-            ((_, alone),) = model.iterate_posteriors(model.open_blocks(corpus.select(np.arange(30) == pair)))
+            ((_, alone),) = model.iterate_posteriors(corpus.select(np.arange(30) == pair))
             steps, _, positions = alone.links.shape
             assert posterior.links[:steps, k, :positions] == pytest.approx(alone.links[:, 0], abs=1e-5)
             assert posterior.links[:, k].sum() == pytest.approx(alone.links.sum(), abs=1e-4)

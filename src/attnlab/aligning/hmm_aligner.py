@@ -7,7 +7,6 @@ highest posterior. It gets no link if NULL has a higher one.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.hmm_fit import SCHEDULES, HmmOptions, Kind, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
-from attnlab.counting.padded_blocks import LARGEST, PADDING
+from attnlab.counting.padded_blocks import LARGEST, PADDING, find_used
+from attnlab.tasks.numbered_text import NumberedText, number_words
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
 
@@ -42,19 +42,19 @@ class HmmAligner:
     @classmethod
     def train(cls, pairs: Pairs, kind: str, *, tick: Tick = lambda done, of: None) -> tuple["HmmAligner", "HmmAligner"]:
         """Train both directions; return that of source to target, and that of target to source."""
-        vocabularies = [_count_words(side) for side in pairs]
-        corpus = _encode_pairs(vocabularies, pairs)
-        sizes = len(vocabularies[0]), len(vocabularies[1])
-        fit = fit_hmm(corpus, cast(Kind, kind), sizes=sizes, tick=tick)
-        source, target = vocabularies
+        text = number_words(pairs[0]), number_words(pairs[1])
+        source, target = (_count_words(side) for side in text)
+        sizes = len(source), len(target)
+        fit = fit_hmm(_encode_pairs([source, target], text), cast(Kind, kind), sizes=sizes, tick=tick)
         return cls(fit.ahead, source, target), cls(fit.back, target, source)
 
     def align(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> tuple[CorpusAlignment, list[str]]:
         """Return the links of sentence pairs with their posteriors, and notes on long pairs and unknown words."""
-        corpus = _encode_pairs([self.source, self.target], pairs)
+        corpus = _encode_pairs([self.source, self.target], (number_words(pairs[0]), number_words(pairs[1])))
         aligned = CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
-        blocks = self.model.open_blocks(corpus)
-        for number, (block, posterior) in enumerate(self.model.iterate_posteriors(blocks), start=1):
+        used, too_long = find_used(corpus)
+        done = 0
+        for block, posterior in self.model.iterate_posteriors(corpus):
             best = posterior.links.argmax(2).T  # (n,T)
             value = posterior.links.max(2).T
             linked = (value > posterior.compute_null().T) & (best > 0)
@@ -62,8 +62,9 @@ class HmmAligner:
             places = (aligned.starts[block.pairs][:, None] + np.arange(best.shape[1]))[inside]
             aligned.choice[places] = np.where(linked, best - 1, NOWHERE)[inside]
             aligned.value[places] = np.where(linked, value, 0.0)[inside]
-            tick(number, len(blocks))
-        return aligned, [*_describe_left_out(blocks.too_long), *_describe_unknown(corpus)]
+            done += len(block.pairs)
+            tick(done, len(used))
+        return aligned, [*_describe_left_out(too_long), *_describe_unknown(corpus)]
 
     def save(self, folder: Path) -> None:
         """Save the vocabularies and then the model, so that a folder with a model is complete."""
@@ -90,23 +91,19 @@ def name_folder(text: Pairs, kind: str) -> str:
     return f"{kind}-{digest.hexdigest()[:12]}"
 
 
-def _count_words(sentences: Sentences) -> Words:
-    counts: Counter[str] = Counter()
-    for words in sentences:
-        counts.update(words)
+def _count_words(text: NumberedText) -> Words:
+    counts = dict(zip(text.types, np.bincount(text.numbers, minlength=len(text.types)).tolist(), strict=True))
     return Words(sorted(counts.keys() - set(SPECIALS), key=lambda word: (-counts[word], word)))
 
 
-def _encode_pairs(vocabularies: Sequence[Words], pairs: Pairs) -> WordPairs:
+def _encode_pairs(vocabularies: Sequence[Words], pairs: Sequence[NumberedText]) -> WordPairs:
     source, target = (_encode(v.ids, side) for v, side in zip(vocabularies, pairs, strict=True))
-    return WordPairs(source[0], target[0], source[1], target[1])
+    return WordPairs(source, target, pairs[0].lengths, pairs[1].lengths)
 
 
-def _encode(ids: dict[str, int], sentences: Sentences) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of all words in one array, and the length of each sentence."""
-    lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
-    words = (ids.get(word, UNK) for sentence in sentences for word in sentence)
-    return np.fromiter(words, dtype=np.int32, count=int(lengths.sum())), lengths
+def _encode(ids: dict[str, int], text: NumberedText) -> np.ndarray:
+    """Return the ids of all words in one array."""
+    return np.array([ids.get(word, UNK) for word in text.types], dtype=np.int32)[text.numbers]
 
 
 def _describe_left_out(too_long: np.ndarray) -> list[str]:

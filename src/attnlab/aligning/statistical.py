@@ -45,6 +45,7 @@ def _train_or_load(kind: str, pairs: Pairs, text: Pairs, tick: Tick) -> LinksAnd
     ahead, back = HmmAligner.train(text, kind, tick=tick)
     back.save(other)
     ahead.save(folder)
+    del back  # its counts need memory
     aligned, notes = ahead.align(pairs, tick)
     count = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
     return aligned, [f"{folder}: trained on {count}; the other direction is in {other}", *notes]

@@ -140,8 +140,8 @@ class CorpusAlignment:
     def iterate_scores(self) -> Iterator[dict[Link, float]]:
         """Yield the links of each pair with their values, in the order of target words."""
         for start, stop in pairwise(self.starts):
-            linked = [n for n in range(start, stop) if self.choice[n] != NOWHERE]
-            yield {(int(self.choice[n]), int(n - start)): float(self.value[n]) for n in linked}
+            own = zip(self.choice[start:stop].tolist(), self.value[start:stop].tolist(), strict=True)
+            yield {(choice, n): value for n, (choice, value) in enumerate(own) if choice != NOWHERE}
 
 
 def word_maps(maps: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ OUT.partial.json says what was chosen; the same command continues after the last
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,10 @@ from attnlab.analysis.symmetrise import SYMMETRISATIONS, Link, Links
 from attnlab.commands.align_products import EXPORTS, check_tags, join_lines, write_heads, write_products
 from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
-from attnlab.files import write_text
+from attnlab.files import replace_file
 from attnlab.tasks.links import Gold, format_links, read_gold
-from attnlab.tasks.text import iterate_parallel, load_moses, read_parallel
+from attnlab.tasks.numbered_text import NumberedText
+from attnlab.tasks.text import iterate_parallel, load_moses
 from attnlab.terminal import Bar, resumable
 
 CHUNK = 10_000  # lines
@@ -140,8 +141,9 @@ def _align_at_once(
 
     if out is None:
         sys.stdout.writelines(write_lines())
-    else:
-        write_text(out, "".join(write_lines()))
+        return links, notes
+    with replace_file(out) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(write_lines())
     return links, notes
 
 
@@ -223,24 +225,31 @@ def _describe_command(model: str, source: Path, target: Path, options: AlignOpti
 
 def _read_chunks(source: Path, target: Path, options: AlignOptions, done: int) -> Iterator[tuple[int, Pairs]]:
     """Yield the words of chunks of lines with the number of the first line, from `done` on."""
-    lines = islice(iterate_parallel(source, target), done, None)
+    lines, splitters = islice(iterate_parallel(source, target), done, None), _open_splitters(options)
     while chunk := list(islice(lines, CHUNK)):
-        sides: Sequence[list[str]] = [[left for left, _ in chunk], [right for _, right in chunk]]
-        yield done, _split_words(sides, options)
+        source_words, target_words = (
+            [[*map(sys.intern, split(line[side]))] for line in chunk]  # each word once in memory
+            for side, split in enumerate(splitters)
+        )
+        yield done, (source_words, target_words)
         done += len(chunk)
 
 
 def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:
-    """Read the words of each line, split at white space or by Moses."""
-    return _split_words(read_parallel(source, target), options)
+    """Read the words of each line, split at white space or by Moses, in 4 bytes a word."""
+    texts, splitters = (NumberedText(), NumberedText()), _open_splitters(options)
+    for lines in iterate_parallel(source, target):
+        for text, split, line in zip(texts, splitters, lines, strict=True):
+            text.append(split(line))
+    return texts
 
 
-def _split_words(lines: Sequence[list[str]], options: AlignOptions) -> Pairs:
-    if options.tokenize == "moses":
-        languages = (options.pair or "").split("-")
-        lines = [[*map(load_moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
-    source, target = ([[*map(sys.intern, line.split())] for line in side] for side in lines)  # each word once in memory
-    return source, target
+def _open_splitters(options: AlignOptions) -> list[Callable[[str], list[str]]]:
+    """Return the functions that split a line of the source and of the target."""
+    if options.tokenize != "moses":
+        return [str.split, str.split]
+    tokenizers = [load_moses(language)[0] for language in (options.pair or "").split("-")]
+    return [lambda line, tokenize=tokenize: tokenize(line).split() for tokenize in tokenizers]  # type: ignore[misc]
 
 
 def _read_request_of_file(source: Path, target: Path, options: AlignOptions) -> AlignmentRequest:

@@ -15,8 +15,8 @@ direction: expectation maximisation.
 
     θ(o|i) = (n_io + a)/(n_i + a O_i)      θ(o|NULL) ∝ n_o + 0.001      j(d) ∝ n_d + 50 j⁰(d)        j⁰: before training
 
-Lexical values of the two directions are the real and imaginary parts of one complex array: both are read, and added to,
-in one memory access. Memory: 8 bytes per word, and about 70 per pair of types that occur together while fitting.
+Directions that agree share one table of n_io, and θ is computed from it cell by cell. Memory, for each pair of types
+that occur together: up to 28 bytes while they are numbered, then 16 (a key, n_io, and n_io of the next iteration).
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.fertility import MOST, add_fertility, estimate_fertility, tabulate_weights
 from attnlab.counting.hmm import WIDEST, Posterior, index_jumps, make_first_jumps, run_ibm1
 from attnlab.counting.hmm_model import SMALLEST_COUNT, HmmModel, find_posterior, weigh_null
-from attnlab.counting.padded_blocks import PADDING, BlockFile
-from attnlab.counting.type_pairs import TypePairs
+from attnlab.counting.padded_blocks import PADDING, BlockFile, PaddedBlock
+from attnlab.counting.type_pairs import PROBED, TypePairs
 
 Kind = Literal["hmm", "fertility"]
 Stage = Literal["ibm1", "hmm", "fertility"]
@@ -87,6 +87,7 @@ def fit_hmm(
         raise ValueError(f"kind must be one of {', '.join(SCHEDULES)}, got {kind!r}")
     stages = [stage for stage, times in (schedule or SCHEDULES[kind]).items() for _ in range(times)]
     fitting = _Fitting(corpus, corpus.fit_sizes(sizes), options or HmmOptions(), with_fertility=kind == "fertility")
+    del corpus  # its words are in the blocks
     history, words, passes = [], fitting.words, len(stages) * len(fitting.blocks)
     for number, stage in enumerate(stages):
         totals = fitting.expect(stage, number * len(fitting.blocks), lambda done: tick(done, passes))
@@ -101,19 +102,19 @@ class _Direction:
     """The parameters of one direction, except θ."""
 
     null_words: np.ndarray  # θ(o|NULL)
-    rows: np.ndarray  # the source type of each pair of types
     types: np.ndarray  # O_i
     jumps: np.ndarray
     fertility: np.ndarray | None = None
     weights: np.ndarray | None = None
     totals: np.ndarray | None = None  # n_i + a O_i
+    scale: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.float32))  # 1/totals, and 0 for PADDING
 
 
 class _Totals:
     """What an E step adds up, for the two directions."""
 
-    def __init__(self, pairs: int, sizes: tuple[int, int]) -> None:
-        self.links = np.zeros(pairs, dtype=np.complex64)
+    def __init__(self, pairs: int, sizes: tuple[int, int], tables: int) -> None:
+        self.links = [np.zeros(pairs, dtype=np.float32) for _ in range(tables)]  # n_io
         self.null = [np.zeros(sizes[1]), np.zeros(sizes[0])]
         self.jumps = [np.zeros(2 * WIDEST + 1) for _ in sizes]
         self.fertility = [np.zeros((size, MOST + 1)) for size in sizes]
@@ -128,18 +129,15 @@ class _Fitting:
         if not len(self.blocks):
             raise ValueError(f"1 or more pairs must have words on both sides, got 0 of {len(corpus):,} pairs")
         index.drop_slots()
-        self.keys, self.pairs = index.keys, len(index)
+        self.keys = index.keys
         used = self.blocks.used
         self.words = int(corpus.target_lengths[used].sum()), int(corpus.source_lengths[used].sum())
-        self.counts = np.zeros(0, dtype=np.complex64)
-        self.theta = np.full(self.pairs, 1.0 / sizes[1] + 1j / sizes[0], dtype=np.complex64)
-        self.theta[0] = 0.0
-        rows = (self.keys // sizes[1]).astype(np.int32), (self.keys % sizes[1]).astype(np.int32)
+        self.counts: list[np.ndarray] = []  # n_io of each direction; one table if they agree; −a in place of number 0
+        types = self._sum_by_type([np.ones(len(self.keys), dtype=np.float32)])
         self.directions = [
             _Direction(
                 null_words=np.full(sizes[1 - side], 1.0 / sizes[1 - side], dtype=np.float32),
-                rows=np.where(self.keys < 0, 0, rows[side]),
-                types=np.bincount(rows[side][1:], minlength=sizes[side]),
+                types=types[side],
                 jumps=make_first_jumps(),
             )
             for side in (0, 1)
@@ -147,16 +145,28 @@ class _Fitting:
 
     def expect(self, stage: Stage, done: int, tick: Callable[[int], None]) -> _Totals:
         """Compute the E step; report the number of blocks, counted from those `done` before."""
-        totals = _Totals(self.pairs, self.sizes)
+        totals = _Totals(len(self.keys), self.sizes, tables=1 if self.options.agree else 2)
         for number, block in enumerate(self.blocks, start=done + 1):
-            theta = self.theta.take(block.cells)  # (T,n,L+1)
-            ahead = self._find_posterior(0, np.ascontiguousarray(theta.real), block.source, block.target, stage)
-            back = self._find_posterior(1, _turn(theta.imag), block.target, block.source, stage)
-            np.add.at(totals.links, block.cells.ravel(), self._join(ahead, back).ravel())
+            emissions = self._emit(block)
+            ahead = self._find_posterior(0, emissions[0], block.source, block.target, stage)
+            back = self._find_posterior(1, emissions[1], block.target, block.source, stage)
+            for table, links in zip(totals.links, self._join(ahead, back), strict=True):
+                np.add.at(table, block.cells.ravel(), links.ravel())
             self._add_own(totals, 0, ahead, block.source, block.target)
             self._add_own(totals, 1, back, block.target, block.source)
             tick(number)
         return totals
+
+    def _emit(self, block: PaddedBlock) -> list[np.ndarray]:
+        """Return θ of the cells for each direction, (T,n,L+1) and (L,n,T+1); 0 at the start and at padding."""
+        if not self.counts:
+            inside = (block.cells > 0).astype(np.float32)
+            return [inside * np.float32(1.0 / self.sizes[1]), _turn(inside) * np.float32(1.0 / self.sizes[0])]
+        smoothed = [table.take(block.cells) + np.float32(self.options.prior) for table in self.counts]
+        back, ahead = _turn(smoothed[-1]), smoothed[0]
+        for theta, direction, source in zip((ahead, back), self.directions, (block.source, block.target), strict=True):
+            theta[:, :, 1:] *= direction.scale[source]
+        return [ahead, back]
 
     def _find_posterior(
         self, side: int, emission: np.ndarray, source: np.ndarray, target: np.ndarray, stage: Stage
@@ -168,16 +178,16 @@ class _Fitting:
         weights = direction.weights if stage == "fertility" else None
         return find_posterior(emission, null, direction.jumps, p0, weights, source)
 
-    def _join(self, ahead: Posterior, back: Posterior) -> np.ndarray:
-        """Return the links that each direction learns from, (T,n,L+1) complex."""
-        links = np.zeros(ahead.links.shape, dtype=np.complex64)
+    def _join(self, ahead: Posterior, back: Posterior) -> list[np.ndarray]:
+        """Return the links that each direction learns from, (T,n,L+1); the same for both if they agree."""
         turned = back.links.transpose(2, 1, 0)[1:]  # (T,n,L)
-        if self.options.agree:
-            agreed = ahead.links[:, :, 1:] * turned
-            links.real[:, :, 1:], links.imag[:, :, 1:] = agreed, agreed
-        else:
-            links.real[:, :, 1:], links.imag[:, :, 1:] = ahead.links[:, :, 1:], turned
-        return links
+        own = [ahead.links[:, :, 1:] * turned] if self.options.agree else [ahead.links[:, :, 1:], turned]
+        joined = []
+        for each in own:
+            links = np.zeros(ahead.links.shape, dtype=np.float32)
+            links[:, :, 1:] = each
+            joined.append(links)
+        return joined
 
     def _add_own(
         self, totals: _Totals, side: int, posterior: Posterior, source: np.ndarray, target: np.ndarray
@@ -194,19 +204,14 @@ class _Fitting:
 
     def maximise(self, totals: _Totals, stage: Stage) -> None:
         options = self.options
-        totals.links[0] = 0.0
+        for table in totals.links:
+            table[0] = -options.prior  # so that θ of padding is 0
         self.counts = totals.links
+        sums = self._sum_by_type(self.counts)
         for side, direction in enumerate(self.directions):
-            counts = totals.links.real if side == 0 else totals.links.imag
-            sums = np.bincount(direction.rows, counts, minlength=self.sizes[side])
-            direction.totals = (sums + options.prior * direction.types).astype(np.float32)
-            with np.errstate(divide="ignore"):
-                theta = (counts + np.float32(options.prior)) * (1.0 / direction.totals)[direction.rows]
-            theta[0] = 0.0
-            if side == 0:
-                self.theta.real = theta
-            else:
-                self.theta.imag = theta
+            direction.totals = (sums[side] + options.prior * direction.types).astype(np.float32)
+            direction.scale = np.zeros(self.sizes[side] + 1, dtype=np.float32)
+            np.divide(1.0, direction.totals, out=direction.scale[:-1], where=direction.types > 0)
             direction.null_words = _normalise(totals.null[side] + options.null_prior)
             if stage != "ibm1":
                 direction.jumps = _normalise(totals.jumps[side] + options.jump_prior * make_first_jumps())
@@ -214,10 +219,19 @@ class _Fitting:
                 direction.fertility = estimate_fertility(totals.fertility[side], options.fertility_prior)
                 direction.weights = tabulate_weights(direction.fertility)
 
+    def _sum_by_type(self, tables: list[np.ndarray]) -> list[np.ndarray]:
+        """Sum values of the pairs of types, one table or one for each direction, over the source types of each."""
+        sums = [np.zeros(size) for size in self.sizes]
+        for start in range(1, len(self.keys), PROBED):
+            here = slice(start, start + PROBED)
+            for side, rows in enumerate(np.divmod(self.keys[here], self.sizes[1])):
+                np.add.at(sums[side], rows, tables[side % len(tables)][here].astype(np.float64))
+        return sums
+
     def extract_model(self, side: int) -> HmmModel:
         """Return one direction without the pairs of types that have almost no links."""
         direction, prior = self.directions[side], self.options.prior
-        counts = self.counts.real if side == 0 else self.counts.imag
+        counts = self.counts[side % len(self.counts)]
         kept = np.flatnonzero(counts >= SMALLEST_COUNT)
         rows, columns = self.keys[kept] // self.sizes[1], self.keys[kept] % self.sizes[1]
         keys = self.keys[kept] if side == 0 else columns * self.sizes[0] + rows
@@ -228,7 +242,7 @@ class _Fitting:
             fertility = np.zeros((0, MOST + 1), dtype=np.float32)
         return HmmModel(
             keys=keys,
-            counts=np.ascontiguousarray(counts[kept]),
+            counts=counts[kept],
             totals=totals,
             null_words=direction.null_words,
             jumps=direction.jumps,

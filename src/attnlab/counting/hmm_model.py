@@ -20,7 +20,7 @@ from safetensors.torch import save
 from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.fertility import MOST, tabulate_weights, weigh_links
 from attnlab.counting.hmm import WIDEST, Posterior, build_moves, run_chain
-from attnlab.counting.padded_blocks import PADDING, BlockFile, PaddedBlock
+from attnlab.counting.padded_blocks import PADDING, PaddedBlock, iterate_blocks
 from attnlab.counting.type_pairs import TypePairs
 from attnlab.files import write_bytes
 from attnlab.files.user_files import parse_json
@@ -51,17 +51,17 @@ class HmmModel:
         """w of the fertilities by type and μ, or None."""
         return tabulate_weights(self.fertility) if len(self.fertility) else None
 
-    def open_blocks(self, corpus: WordPairs) -> BlockFile:
-        """Return sentence pairs as blocks whose cells are numbered by this model's pairs of types."""
+    def iterate_blocks(self, corpus: WordPairs) -> Iterator[PaddedBlock]:
+        """Yield sentence pairs in blocks whose cells are numbered by this model's pairs of types."""
         index = TypePairs(len(self.null_words))
         order = np.zeros(len(self.keys) + 1, dtype=np.int32)  # number in the index -> number in `keys`, from 1
         order[index.add(self.keys)] = np.arange(1, len(self.keys) + 1)
-        return BlockFile(corpus, lambda keys: order[index.find(keys)], index.columns)
+        return iterate_blocks(corpus, lambda keys: order[index.find(keys)], index.columns)
 
-    def iterate_posteriors(self, blocks: BlockFile) -> Iterator[tuple[PaddedBlock, Posterior]]:
-        """Yield every block with the posterior of its links."""
+    def iterate_posteriors(self, corpus: WordPairs) -> Iterator[tuple[PaddedBlock, Posterior]]:
+        """Yield sentence pairs in blocks with the posterior of their links."""
         counts = np.concatenate([np.zeros(1, dtype=np.float32), self.counts])
-        for block in blocks:
+        for block in self.iterate_blocks(corpus):
             emission = counts.take(block.cells)
             emission += np.float32(self.prior)
             emission[:, :, 0] = 0.0

@@ -1,9 +1,10 @@
 """Sentence pairs of similar lengths side by side, padded, with the number of the type pair of every cell.
 
-A cell is a word of a source with a word of its target. Cells are stored in a temporary file, 4 bytes each, so memory
-holds one block however many pairs there are.
+A cell is a word of a source with a word of its target. Blocks are stored in a temporary file, 4 bytes for each cell, so
+memory holds one block however many pairs there are.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from tempfile import TemporaryFile
@@ -18,7 +19,10 @@ SLACK = 1.25  # the most that padding may multiply the cells of a block that is 
 SMALL = 8_000  # cells; smaller blocks may be padded more
 STEP = 3  # source lengths are rounded up to its multiples before pairs are sorted
 LARGEST = 10**6  # cells of one pair; longer pairs are left out
+LISTED = 2**16  # indices that are Python numbers at a time
 PADDING = -1  # the type of a position beyond the end of its sentence
+
+Number = Callable[[np.ndarray], np.ndarray]  # the number of the type pair of each key
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,41 +36,55 @@ class PaddedBlock:
 
 
 class BlockFile:
-    """The blocks of a corpus. Pairs with an empty side or more than LARGEST cells are left out."""
+    """The blocks of a corpus, in a temporary file. Pairs with an empty side or more than LARGEST cells are left out."""
 
-    def __init__(self, corpus: WordPairs, number: Callable[[np.ndarray], np.ndarray], columns: int) -> None:
+    def __init__(self, corpus: WordPairs, number: Number, columns: int) -> None:
         """Number the cells by a function of keys (source type · columns + target type)."""
         self._file = TemporaryFile()  # noqa: SIM115 (closed by finalize)
         finalize(self, self._file.close)
-        self._blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        cells = corpus.source_lengths * corpus.target_lengths
-        self.too_long = np.flatnonzero(cells > LARGEST)
-        self.used = np.flatnonzero((cells > 0) & (cells <= LARGEST))
-        for pairs in cut_blocks(self.used, corpus.source_lengths, corpus.target_lengths):
-            x = pad_words(corpus.source, corpus.source_lengths, pairs)
-            y = pad_words(corpus.target, corpus.target_lengths, pairs)
-            self._blocks.append((pairs, x, y))
-            self._file.write(number_cells(x, y, number, columns).tobytes())
+        self._shapes: list[tuple[int, int, int]] = []  # n, L and T of each block
+        self.used, self.too_long = find_used(corpus)
+        for block in iterate_blocks(corpus, number, columns):
+            self._shapes.append((*block.source.shape, block.target.shape[1]))
+            for part in (block.pairs, block.source, block.target, block.cells):
+                self._file.write(part.tobytes())
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._shapes)
 
     def __iter__(self) -> Iterator[PaddedBlock]:
         self._file.seek(0)
-        for pairs, x, y in self._blocks:
-            shape = y.shape[1], len(pairs), x.shape[1] + 1
-            cells = np.frombuffer(self._file.read(4 * shape[0] * shape[1] * shape[2]), dtype=np.int32)
-            yield PaddedBlock(pairs, x, y, cells.reshape(shape))
+        for n, length, words in self._shapes:
+            pairs = np.frombuffer(self._file.read(8 * n), dtype=np.int64)
+            x, y, cells = (
+                np.frombuffer(self._file.read(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
+                for shape in ((n, length), (n, words), (words, n, length + 1))
+            )
+            yield PaddedBlock(pairs, x, y, cells)
+
+
+def iterate_blocks(corpus: WordPairs, number: Number, columns: int) -> Iterator[PaddedBlock]:
+    """Yield the blocks of a corpus, with cells numbered by a function of keys."""
+    starts = [np.cumsum(lengths) - lengths for lengths in (corpus.source_lengths, corpus.target_lengths)]
+    for pairs in cut_blocks(find_used(corpus)[0], corpus.source_lengths, corpus.target_lengths):
+        x = pad_words(corpus.source, starts[0][pairs], corpus.source_lengths[pairs])
+        y = pad_words(corpus.target, starts[1][pairs], corpus.target_lengths[pairs])
+        yield PaddedBlock(pairs, x, y, number_cells(x, y, number, columns))
+
+
+def find_used(corpus: WordPairs) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the pairs that are in blocks, and of those that are too long."""
+    cells = corpus.source_lengths * corpus.target_lengths
+    return np.flatnonzero((cells > 0) & (cells <= LARGEST)), np.flatnonzero(cells > LARGEST)
 
 
 def cut_blocks(used: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the indices of pairs of similar lengths; every pair of `used` is in one block."""
     order = used[np.lexsort([target_lengths[used], -(-source_lengths[used] // STEP)])]
-    lengths = zip(order.tolist(), source_lengths[order].tolist(), target_lengths[order].tolist(), strict=True)
     block: list[int] = []
     longest = [0, 0]
     own = 0
-    for pair, length, words in lengths:
+    for pair, length, words in _iterate_columns(order, source_lengths, target_lengths):
         wider = [max(longest[0], length), max(longest[1], words)]
         padded = wider[0] * wider[1] * (len(block) + 1)
         if block and (padded > BLOCK or (padded > SMALL and padded > SLACK * (own + length * words))):
@@ -78,15 +96,21 @@ def cut_blocks(used: np.ndarray, source_lengths: np.ndarray, target_lengths: np.
         yield np.array(block)
 
 
-def pad_words(words: np.ndarray, lengths: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return the sentences of some pairs as rows, PADDING beyond their ends."""
-    starts = (np.cumsum(lengths) - lengths)[pairs]
-    across = np.arange(int(lengths[pairs].max()))
-    inside = across < lengths[pairs][:, None]
+def _iterate_columns(order: np.ndarray, *columns: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """Yield indices with their values as Python numbers, which exist for some of them at a time."""
+    for start in range(0, len(order), LISTED):
+        part = order[start : start + LISTED]
+        yield from zip(part.tolist(), *(column[part].tolist() for column in columns), strict=True)
+
+
+def pad_words(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the sentences that start at some places as rows, PADDING beyond their ends."""
+    across = np.arange(int(lengths.max()))
+    inside = across < lengths[:, None]
     return np.where(inside, words[np.where(inside, starts[:, None] + across, 0)], PADDING).astype(np.int32)
 
 
-def number_cells(x: np.ndarray, y: np.ndarray, number: Callable[[np.ndarray], np.ndarray], columns: int) -> np.ndarray:
+def number_cells(x: np.ndarray, y: np.ndarray, number: Number, columns: int) -> np.ndarray:
     """Return the numbers of the type pairs of n sentence pairs, (T,n,L+1)."""
     cells = np.zeros((y.shape[1], len(x), x.shape[1] + 1), dtype=np.int32)
     inside = (x != PADDING)[None] & (y != PADDING).T[:, :, None]
