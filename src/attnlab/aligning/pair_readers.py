@@ -23,7 +23,7 @@ from attnlab.aligning.extraction import (
     number_pieces,
     pad_rows,
 )
-from attnlab.aligning.model_inputs import ModelLoader, build_inputs, is_decoder_only, quantize
+from attnlab.aligning.model_inputs import ModelLoader, build_inputs, convert_linears, is_decoder_only
 from attnlab.aligning.word_tokens import EncodedLines, Languages, WordTokenizer, number_specials
 from attnlab.analysis.alignment import NOWHERE
 from attnlab.huggingface.cross_pass import CrossPlan, probe_positions, read_cross_layers, weigh_gradients
@@ -109,7 +109,7 @@ class PretrainedTranslator:
         plan = CrossPlan.from_record(model, proved)
         heads = proved.kind("cross")[0].context.shape[1]
         sides = tuple(WordTokenizer.open(tokenizer, argument, name, languages) for argument in SIDES)
-        quantize(model, loader.precision)
+        convert_linears(model, loader.precision)
         return cls(name, model, sides, None if dispatch.find_adaptation(model) else plan, heads)  # type: ignore[arg-type]
 
     def open_pairs(self, source: Sentences, target: Sentences) -> PairReader:

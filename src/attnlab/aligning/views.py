@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.extraction import PairReader, Sentences, pad_rows
-from attnlab.aligning.model_inputs import ModelLoader, encode_side, is_decoder_only, quantize
+from attnlab.aligning.model_inputs import ModelLoader, convert_linears, encode_side, is_decoder_only
 from attnlab.aligning.pair_readers import choose_batch_tokens, find_readable
 from attnlab.aligning.soft_maps import Pieces, fit_shape, normalise_similarity, read_soft_map
 from attnlab.aligning.word_tokens import Languages, WordTokenizer
@@ -86,7 +86,7 @@ class Encoder:
             what = f"{name} is a {type(model).__name__}, a decoder-only model"
             raise ValueError(f"{what}, and cannot align words: pass a translator or an encoder")
         tokenizer = pretrained.open_tokenizer(name)
-        quantize(model, loader.precision)
+        convert_linears(model, loader.precision)
         second = "text_target" if config.is_encoder_decoder else "text"
         languages = languages or Languages()
         sides = [WordTokenizer.open(tokenizer, argument, name, languages) for argument in ("text", second)]
