@@ -7,7 +7,6 @@ highest posterior. It gets no link if NULL has a higher one.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast, get_args
@@ -15,13 +14,14 @@ from typing import cast, get_args
 import numpy as np
 
 from attnlab.aligning.extraction import Sentences, Tick
+from attnlab.aligning.text_ids import build_vocabulary, encode_pairs
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.hmm_fit import SCHEDULES, HmmOptions, Kind, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
 from attnlab.counting.padded_blocks import LARGEST, PADDING, find_used
-from attnlab.tasks.numbered_text import NumberedText, number_words
-from attnlab.tasks.task import SPECIALS, UNK
+from attnlab.tasks.numbered_text import number_words
+from attnlab.tasks.task import UNK
 from attnlab.tasks.vocabulary import Words
 
 FILE = "hmm.safetensors"
@@ -43,14 +43,14 @@ class HmmAligner:
     def train(cls, pairs: Pairs, kind: str, *, tick: Tick = lambda done, of: None) -> tuple["HmmAligner", "HmmAligner"]:
         """Train both directions; return that of source to target, and that of target to source."""
         text = number_words(pairs[0]), number_words(pairs[1])
-        source, target = (_count_words(side) for side in text)
+        source, target = (build_vocabulary(side) for side in text)
         sizes = len(source), len(target)
-        fit = fit_hmm(_encode_pairs([source, target], text), cast(Kind, kind), sizes=sizes, tick=tick)
+        fit = fit_hmm(encode_pairs([source, target], text), cast(Kind, kind), sizes=sizes, tick=tick)
         return cls(fit.ahead, source, target), cls(fit.back, target, source)
 
     def align(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> tuple[CorpusAlignment, list[str]]:
         """Return the links of sentence pairs with their posteriors, and notes on long pairs and unknown words."""
-        corpus = _encode_pairs([self.source, self.target], (number_words(pairs[0]), number_words(pairs[1])))
+        corpus = encode_pairs([self.source, self.target], pairs)
         aligned = CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
         used, too_long = find_used(corpus)
         done = 0
@@ -89,21 +89,6 @@ def name_folder(text: Pairs, kind: str) -> str:
             digest.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
         digest.update(b"\n\n")
     return f"{kind}-{digest.hexdigest()[:12]}"
-
-
-def _count_words(text: NumberedText) -> Words:
-    counts = dict(zip(text.types, np.bincount(text.numbers, minlength=len(text.types)).tolist(), strict=True))
-    return Words(sorted(counts.keys() - set(SPECIALS), key=lambda word: (-counts[word], word)))
-
-
-def _encode_pairs(vocabularies: Sequence[Words], pairs: Sequence[NumberedText]) -> WordPairs:
-    source, target = (_encode(v.ids, side) for v, side in zip(vocabularies, pairs, strict=True))
-    return WordPairs(source, target, pairs[0].lengths, pairs[1].lengths)
-
-
-def _encode(ids: dict[str, int], text: NumberedText) -> np.ndarray:
-    """Return the ids of all words in one array."""
-    return np.array([ids.get(word, UNK) for word in text.types], dtype=np.int32)[text.numbers]
 
 
 def _describe_left_out(too_long: np.ndarray) -> list[str]:

@@ -12,7 +12,6 @@ word of the sentence occurred with it in training.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from attnlab.aligning.extraction import Sentences
+from attnlab.aligning.text_ids import build_vocabulary, encode_pairs
 from attnlab.analysis.alignment import CorpusAlignment
-from attnlab.counting.cooccurrence import Cells, WordPairs
+from attnlab.counting.cooccurrence import Cells
 from attnlab.counting.ibm1 import Ibm1, fit_ibm1, link_prior
+from attnlab.tasks.numbered_text import number_words
 from attnlab.tasks.vocabulary import Words
 
 FILE = "ibm1.safetensors"
@@ -46,17 +47,17 @@ class WordModel:
         diagonal   use fast_align's model: a learnt preference for the diagonal, and a prior on θ
         prior      prior on θ, 0 for maximum likelihood; by default fast_align's with the diagonal, else 0
         """
-        vocabularies = [_count_words(side) for side in (source, target)]
-        ids = [_encode(v, side) for v, side in zip(vocabularies, (source, target), strict=True)]
-        pairs = list(zip(*ids, strict=True))
+        text = number_words(source), number_words(target)
+        vocabularies = [build_vocabulary(side) for side in text]
         sizes = len(vocabularies[0]), len(vocabularies[1])
-        return cls(fit_ibm1(pairs, sizes=sizes, **_fit_options(diagonal, prior)), *vocabularies)
+        fit = fit_ibm1(encode_pairs(vocabularies, text), sizes=sizes, **_fit_options(diagonal, prior))
+        return cls(fit, *vocabularies)
 
     def align(self, source: Sentences, target: Sentences) -> CorpusAlignment:
         """Return the links of sentence pairs, with their posteriors."""
-        corpus = WordPairs.gather(zip(_encode(self.source, source), _encode(self.target, target), strict=True))
+        corpus = encode_pairs([self.source, self.target], (source, target))
         theta, null = self.model.theta, self.model.theta.shape[0] - 1
-        cells, aligned = Cells(theta), CorpusAlignment.empty([*map(len, target)])
+        cells, aligned = Cells(theta), CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
         for numbers, x, y in corpus.iterate_shapes():
             words = np.concatenate([x, np.full((len(x), 1), null)], axis=1)  # (n,L+1)
             joint = _look_up_theta(theta.data, cells, words, y)
@@ -99,11 +100,3 @@ def _look_up_theta(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray
     """Return θ(y_t|x_l) of n pairs of one shape, (n,L,T); 0 for words that never occurred together."""
     places = np.minimum(cells.locate(x, y), len(theta) - 1)
     return np.where(cells.keys[places] == x[:, :, None] * cells.columns + y[:, None, :], theta[places], 0.0)
-
-
-def _count_words(sentences: Sentences) -> Words:
-    return Words.from_lines(" ".join(words) for words in sentences)
-
-
-def _encode(vocabulary: Words, sentences: Sentences) -> list[Sequence[int]]:
-    return list(vocabulary.encode(" ".join(words) for words in sentences))

@@ -26,10 +26,10 @@ Pairs = Iterable[tuple[Ids, Ids]]
 
 @dataclass(frozen=True, eq=False)
 class WordPairs:
-    """Sentence pairs as one flat array of ids for each side, and the length of each sentence."""
+    """Sentence pairs as one flat array of ids for each side, int32 or int64, and the length of each sentence."""
 
-    source: np.ndarray  # int64, (Σ L,)
-    target: np.ndarray  # int64, (Σ T,)
+    source: np.ndarray  # (Σ L,)
+    target: np.ndarray  # (Σ T,)
     source_lengths: np.ndarray  # int64, (m,)
     target_lengths: np.ndarray  # int64, (m,)
 
@@ -41,9 +41,9 @@ class WordPairs:
         return cls(*(np.concatenate(arrays) for arrays in columns))
 
     @classmethod
-    def gather_full(cls, pairs: Pairs, minimum: int) -> "WordPairs":
+    def gather_full(cls, pairs: "Pairs | WordPairs", minimum: int) -> "WordPairs":
         """Gather the pairs with words on both sides. Raises ValueError if there are fewer than the minimum."""
-        corpus = cls.gather(pairs)
+        corpus = pairs if isinstance(pairs, WordPairs) else cls.gather(pairs)
         full = corpus.select((corpus.source_lengths > 0) & (corpus.target_lengths > 0))
         if len(full) < minimum:
             counts = f"{len(full)} of {len(corpus)}"
@@ -201,7 +201,7 @@ class Cells:
 
     def locate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the data indices of the cells of n pairs of one shape: x (n,L) and y (n,T) -> (n,L,T)."""
-        return np.searchsorted(self.keys, x[:, :, None] * self.columns + y[:, None, :])
+        return np.searchsorted(self.keys, x.astype(np.int64)[:, :, None] * self.columns + y[:, None, :])
 
 
 def _build_sentence_rows(ids: np.ndarray, lengths: np.ndarray, types: int, values: np.ndarray) -> sparse.csr_array:

@@ -22,15 +22,19 @@ stored: it is smaller than n_io / n_i where links are few, and its rows sum to �
 No iteration lowers the log-likelihood Σ log p(y|x) or, with a prior, the lower bound Σ log p(y|x) − KL(q‖prior) of
 log ∫ p(y|x,θ) p(θ) dθ. Its gain decides when to stop. With a prior, the first term alone may decrease.
 
-θ is stored only for types that occur together in a pair. Memory: 4 bytes for each cell (a word of a source, or NULL,
-with a word of its target) and about 50 for each pair of types that occur together, 60 with a prior.
+θ is stored only for types that occur together in a pair. Memory: 4 bytes a word, and about 40 for each pair of types
+that occur together, 50 with a prior. A temporary file has 4 bytes for each cell (a word of a source, or NULL, with a
+word of its target).
 """
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
+from weakref import finalize
 
 import numpy as np
 import scipy.sparse as sparse
@@ -108,7 +112,7 @@ class Ibm1:
 
 
 def fit_ibm1(
-    pairs: Pairs,
+    pairs: Pairs | WordPairs,
     *,
     null: Null = "uniform",
     diagonal: float = 0.0,
@@ -204,16 +208,28 @@ class _Expectation:
 
 
 class _Blocks:
-    """The pairs by shape, as indices of their cells in the table of θ: (n, L+1, T), or (n, L, T) without NULL."""
+    """The pairs by shape, as indices of their cells in the table of θ: (n, L+1, T), or (n, L, T) without NULL.
+
+    A temporary file holds them.
+    """
 
     def __init__(self, corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> None:
         self.pattern = _build_pattern(corpus, sizes, null)
         self.words = int(corpus.target_lengths.sum())
+        self._file = TemporaryFile()  # noqa: SIM115 (closed by finalize)
+        finalize(self, self._file.close)
+        self._shapes: list[tuple[int, ...]] = []
         cells, last = Cells(self.pattern), self.pattern.shape[0] - 1
-        self.blocks = []
         for numbers, x, y in corpus.iterate_shapes():
             with_null = x if null == 0 else np.concatenate([x, np.full((len(numbers), 1), last)], axis=1)
-            self.blocks.append(cells.locate(with_null, y).astype(np.int32))
+            block = cells.locate(with_null, y).astype(np.int32)
+            self._shapes.append(block.shape)
+            self._file.write(block.tobytes())
+
+    def iterate_cells(self) -> Iterator[np.ndarray]:
+        self._file.seek(0)
+        for shape in self._shapes:
+            yield np.frombuffer(self._file.read(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
 
     def table(self, values: np.ndarray) -> sparse.csr_array:
         return sparse.csr_array((values, self.pattern.indices, self.pattern.indptr), shape=self.pattern.shape)
@@ -221,7 +237,7 @@ class _Blocks:
     def expect(self, theta: np.ndarray, null: Null, diagonal: float, *, by_position: bool) -> _Expectation:
         """Compute the E step; by_position: also sum the expected links by their positions in the sentences."""
         result = _Expectation(0.0, np.zeros_like(theta), {})
-        for cells in self.blocks:
+        for cells in self.iterate_cells():
             length, words = cells.shape[1] - (null != 0), cells.shape[2]
             joint = theta[cells] * link_prior(length, words, null, diagonal)[: cells.shape[1]]
             total = joint.sum(1, keepdims=True)  # (n,1,T)
@@ -237,12 +253,11 @@ class _Blocks:
 def _build_pattern(corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> sparse.csr_array:
     """Return a table of the types that occur together. The last row is NULL, a word of every source."""
     sizes = corpus.fit_sizes(sizes)
-    occurring = np.zeros((1, sizes[1]))
-    if null != 0:
-        occurring[0, corpus.target] = 1.0
-    stacked = sparse.vstack([corpus.count_cells(sizes), sparse.csr_array(occurring)], format="csr")
-    stacked.sort_indices()
-    return stacked
+    table = corpus.count_cells(sizes)
+    occurring = np.unique(corpus.target) if null != 0 else np.zeros(0, dtype=np.int64)
+    indices = np.concatenate([table.indices, occurring.astype(table.indices.dtype)])
+    indptr = np.append(table.indptr, len(indices)).astype(table.indptr.dtype)
+    return sparse.csr_array((np.ones(len(indices), dtype=bool), indices, indptr), shape=(sizes[0] + 1, sizes[1]))
 
 
 def _check(null: Null, diagonal: float, prior: float, iterations: int, tolerance: float) -> None:
