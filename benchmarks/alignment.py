@@ -102,7 +102,7 @@ def train_random_run(folder, source, target):
 
 def align_both_ways(source, target, ahead, how):
     """Align the other direction and join the two."""
-    back = WordModel.train(target, source, **how).align(target, source).links()
+    back = WordModel.train(target, source, **how).align(target, source)[0].links()
     return join_directions(ahead, [frozenset((s, t) for t, s in links) for links in back])
 
 
@@ -143,7 +143,7 @@ def measure_aligners(given, source, target, folder):
     """Yield (what, links or None, seconds) for each aligner."""
     for name, how in MODELS.items():
         model, training = measure_time(lambda h=how: WordModel.train(source, target, **h))
-        made, aligning = measure_time(lambda m=model: m.align(source, target).links())
+        made, aligning = measure_time(lambda m=model: m.align(source, target)[0].links())
         yield f"{name}: training", None, training
         yield f"{name}: alignment", made, aligning
         both, more = measure_time(lambda h=how, ahead=made: align_both_ways(source, target, ahead, h))

@@ -163,6 +163,18 @@ def test_both_directions_give_links_a_page_terms_and_heads(marian, tmp_path):
     assert not list(tmp_path.glob("links.partial*"))
 
 
+def test_a_line_that_no_model_can_read_does_not_count_in_the_choice(marian, tmp_path):
+    folder, model = marian, str(marian / "model")
+    for name in ("s", "t"):
+        lines = (folder / name).read_text().split("\n")[:3]
+        (tmp_path / name).write_text("\n".join([*lines, " ".join(lines[0].split() * 2000), ""]))
+    done = cli(model, tmp_path / "s", tmp_path / "t", "--reverse", model)
+    assert done.exit_code == 0, done.output
+    assert "too few to compare layers by agreement" in done.stderr
+    assert "without links: 1 pair" in done.stderr
+    assert done.stdout.split("\n")[3:] == ["", ""]
+
+
 def test_a_text_of_few_words_is_read_in_the_layers_of_the_highest_norm(marian, tmp_path):
     for name in "st":
         (tmp_path / name).write_text((marian / name).read_text().splitlines()[0] + "\n")

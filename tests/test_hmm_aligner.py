@@ -84,15 +84,26 @@ def test_text_that_was_not_trained_on_is_aligned_with_words_that_were_never_seen
     assert lines[1:] == ["", "", ""]
 
 
-def test_a_pair_of_very_long_lines_is_left_without_links_and_named(files, tmp_path):
+@pytest.mark.parametrize("model", ["hmm", "ibm1"])
+def test_a_pair_of_very_long_lines_is_left_without_links_and_named(model, files):
     with files[0].open("a") as s, files[1].open("a") as t:
         s.write("w2 " * 10_000 + "\nw2\n")
         t.write("v2 " * 10_000 + "\nv2\n")
-    done = cli("hmm", *files)
+    done = cli(model, *files)
     assert done.exit_code == 0, done.output
     assert done.stdout.split("\n")[-3:] == ["", "0-0", ""]
     assert "left without links" in done.stderr
     assert "line 301; split them into sentences" in done.stderr
+    assert cli(model, *files).stdout == done.stdout  # by the saved model
+
+
+@pytest.mark.parametrize("kind", ["hmm", "ibm1"])
+def test_gold_links_of_another_text_are_refused_before_training(kind, files, tmp_path):
+    (tmp_path / "gold").write_text("0-0\n")
+    failed = cli(kind, *files, "--gold", "gold")
+    assert re.match("gold has 1 lines? for 300 sentence pairs", str(failed.exception))
+    assert failed.stdout == ""
+    assert not (tmp_path / "runs").exists()
 
 
 def test_training_reports_every_block():

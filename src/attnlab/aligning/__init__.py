@@ -79,14 +79,16 @@ def align(
 def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) -> AlignmentResult:
     if known:
         request.refuse_options(("diagonal", "train_on"), f"is for training; {known} is already trained")
-        return AlignmentResult(WordModel.load(known).align(*pairs))
+        return AlignmentResult(*WordModel.load(known).align(*pairs))
     text = request.train_on or pairs
     folder = ROOT / name_folder(*text, diagonal=request.diagonal)
     if (folder / FILE).is_file():
-        return AlignmentResult(WordModel.load(folder).align(*pairs), [f"{folder}: trained earlier on this text"])
+        aligned, notes = WordModel.load(folder).align(*pairs)
+        return AlignmentResult(aligned, [f"{folder}: trained earlier on this text", *notes])
     model = WordModel.train(*text, diagonal=request.diagonal)
     model.save(folder)
     ended = "" if model.model.converged else ", not converged"
     count = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
     note = f"{folder}: trained on {count} in {len(model.model.log_likelihood)} iterations{ended}"
-    return AlignmentResult(model.align(*pairs), [note])
+    aligned, notes = model.align(*pairs)
+    return AlignmentResult(aligned, [note, *notes])

@@ -14,12 +14,12 @@ from typing import cast, get_args
 import numpy as np
 
 from attnlab.aligning.extraction import Sentences, Tick
-from attnlab.aligning.text_ids import build_vocabulary, encode_pairs
+from attnlab.aligning.text_ids import build_vocabulary, describe_long_pairs, encode_pairs
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.hmm_fit import SCHEDULES, HmmOptions, Kind, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
-from attnlab.counting.padded_blocks import LARGEST, PADDING, find_used
+from attnlab.counting.padded_blocks import PADDING, find_used
 from attnlab.tasks.numbered_text import number_words
 from attnlab.tasks.task import UNK
 from attnlab.tasks.vocabulary import Words
@@ -52,8 +52,7 @@ class HmmAligner:
         """Return the links of sentence pairs with their posteriors, and notes on long pairs and unknown words."""
         corpus = encode_pairs([self.source, self.target], pairs)
         aligned = CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
-        used, too_long = find_used(corpus)
-        done = 0
+        done, used = 0, len(find_used(corpus)[0])
         for block, posterior in self.model.iterate_posteriors(corpus):
             best = posterior.links.argmax(2).T  # (n,T)
             value = posterior.links.max(2).T
@@ -63,8 +62,8 @@ class HmmAligner:
             aligned.choice[places] = np.where(linked, best - 1, NOWHERE)[inside]
             aligned.value[places] = np.where(linked, value, 0.0)[inside]
             done += len(block.pairs)
-            tick(done, len(used))
-        return aligned, [*_describe_left_out(too_long), *_describe_unknown(corpus)]
+            tick(done, used)
+        return aligned, [*describe_long_pairs(corpus), *_describe_unknown(corpus)]
 
     def save(self, folder: Path) -> None:
         """Save the vocabularies and then the model, so that a folder with a model is complete."""
@@ -89,14 +88,6 @@ def name_folder(text: Pairs, kind: str) -> str:
             digest.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
         digest.update(b"\n\n")
     return f"{kind}-{digest.hexdigest()[:12]}"
-
-
-def _describe_left_out(too_long: np.ndarray) -> list[str]:
-    if not len(too_long):
-        return []
-    lines = ", ".join(f"{k + 1:,}" for k in too_long[:5]) + (", …" if len(too_long) > 5 else "")
-    limit = f"more than {LARGEST:,} combinations of a source and a target word"
-    return [f"left without links, because they have {limit}: line {lines}; split them into sentences"]
 
 
 def _describe_unknown(corpus: WordPairs) -> list[str]:

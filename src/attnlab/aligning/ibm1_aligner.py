@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.aligning.extraction import Sentences
-from attnlab.aligning.text_ids import build_vocabulary, encode_pairs
+from attnlab.aligning.text_ids import build_vocabulary, describe_long_pairs, empty_long_pairs, encode_pairs
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.counting.cooccurrence import Cells
 from attnlab.counting.ibm1 import Ibm1, fit_ibm1, link_prior
@@ -50,15 +50,15 @@ class WordModel:
         text = number_words(source), number_words(target)
         vocabularies = [build_vocabulary(side) for side in text]
         sizes = len(vocabularies[0]), len(vocabularies[1])
-        fit = fit_ibm1(encode_pairs(vocabularies, text), sizes=sizes, **_fit_options(diagonal, prior))
+        fit = fit_ibm1(empty_long_pairs(encode_pairs(vocabularies, text)), sizes=sizes, **_fit_options(diagonal, prior))
         return cls(fit, *vocabularies)
 
-    def align(self, source: Sentences, target: Sentences) -> CorpusAlignment:
-        """Return the links of sentence pairs, with their posteriors."""
+    def align(self, source: Sentences, target: Sentences) -> tuple[CorpusAlignment, list[str]]:
+        """Return the links of sentence pairs with their posteriors, and a note on long pairs."""
         corpus = encode_pairs([self.source, self.target], (source, target))
         theta, null = self.model.theta, self.model.theta.shape[0] - 1
         cells, aligned = Cells(theta), CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
-        for numbers, x, y in corpus.iterate_shapes():
+        for numbers, x, y in empty_long_pairs(corpus).iterate_shapes():
             words = np.concatenate([x, np.full((len(x), 1), null)], axis=1)  # (n,L+1)
             joint = _look_up_theta(theta.data, cells, words, y)
             joint *= link_prior(x.shape[1], y.shape[1], self.model.null, self.model.diagonal)
@@ -67,7 +67,7 @@ class WordModel:
             posterior = np.divide(joint.max(1), total, out=np.zeros_like(total), where=linked)
             for k, number in enumerate(numbers):
                 aligned.set_links(int(number), np.where(linked[k], best[k], -1), posterior[k])
-        return aligned
+        return aligned, describe_long_pairs(corpus)
 
     def save(self, folder: Path) -> None:
         """Save the vocabularies and then the model, so that a folder with a model is complete."""

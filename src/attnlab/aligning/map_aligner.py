@@ -173,12 +173,14 @@ class MapAligner:
             raise ValueError("best-on needs gold links: write best-on:FILE, or pass --gold FILE")
         text = selection.pairs or pairs if selection else _pick_pairs(pairs, SAMPLE)
         self._note_tokenization()
-        if reading.by == "auto" and two and (words := count_words(*text)) < FEWEST:
+        readers = [d.open_pairs(*(text if k == 0 else text[::-1])) for k, d in enumerate(self.directions)]
+        readable = np.flatnonzero(np.logical_and.reduce([reader.readable for reader in readers])).tolist()
+        words = count_words(*([side[k] for k in readable] for side in text))
+        if reading.by == "auto" and two and words < FEWEST:
             reading = replace(reading, by="norm", layer="highest-norm")
             self.notes.append(f"{words} words are too few to compare layers by agreement: those of the highest norm")
         found: list[FoundLinks] = []
-        for k, direction in enumerate(self.directions):
-            reader = direction.open_pairs(*(text if k == 0 else text[::-1]))
+        for reader in readers:
             if not reader.readable.any():
                 self.chosen = [Candidate("norm", "awi", 0, "mean")] * len(self.directions)
                 return
@@ -186,9 +188,9 @@ class MapAligner:
             how["with_null"] = reading.rule != "agreement"
             found.append(find_links(reader, reading.candidates, **how, tick=tick))
         if reading.rule == "agreement" and two:
-            best = choose_by_agreement(found[0].aligned, found[1].aligned, count_words(*text))
+            best = choose_by_agreement(found[0].aligned, found[1].aligned, words)
             self.chosen = [best.forward, best.backward]
-            self.notes.append(best.explain(len(text[0])))
+            self.notes.append(best.explain(len(readable)))
         elif reading.rule == "agreement":
             candidate, why = choose_by_evidence(*text, found[0].aligned)
             self.chosen = [candidate]

@@ -1,4 +1,4 @@
-"""Vocabularies of texts for the statistical aligners, and texts as ids."""
+"""Vocabularies of texts for the statistical aligners, texts as ids, and pairs that are too long for them."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from attnlab.aligning.extraction import Sentences
 from attnlab.counting.cooccurrence import WordPairs
+from attnlab.counting.padded_blocks import LARGEST, find_used
 from attnlab.tasks.numbered_text import NumberedText, number_words
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
@@ -27,3 +28,25 @@ def encode_pairs(vocabularies: Sequence[Words], pairs: Sequence[Sentences]) -> W
 
 def _look_up_ids(ids: dict[str, int], text: NumberedText) -> np.ndarray:
     return np.array([ids.get(word, UNK) for word in text.types], dtype=np.int32)[text.numbers]
+
+
+def empty_long_pairs(corpus: WordPairs) -> WordPairs:
+    """Return the pairs, with empty sides in place of those with more than LARGEST cells."""
+    long = find_used(corpus)[1]
+    if not len(long):
+        return corpus
+    kept = np.ones(len(corpus), dtype=bool)
+    kept[long] = False
+    some = corpus.select(kept)
+    lengths = [np.where(kept, own, 0) for own in (corpus.source_lengths, corpus.target_lengths)]
+    return WordPairs(some.source, some.target, lengths[0], lengths[1])
+
+
+def describe_long_pairs(corpus: WordPairs) -> list[str]:
+    """Return a note that names the pairs with more than LARGEST cells."""
+    long = find_used(corpus)[1]
+    if not len(long):
+        return []
+    lines = ", ".join(f"{k + 1:,}" for k in long[:5]) + (", …" if len(long) > 5 else "")
+    limit = f"more than {LARGEST:,} combinations of a source and a target word"
+    return [f"left without links, because they have {limit}: line {lines}; split them into sentences"]

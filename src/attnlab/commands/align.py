@@ -97,12 +97,10 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
         check_converted(Path(options.export_to or ""))
     if options.project:
         check_tags(_iterate_words(source, target, options), options.project)
+    gold = _read_gold(options.gold, read_words(source, target, options), options) if options.gold else None
     write = _align_at_once if hard else _align_in_chunks
     links, notes = write(model, source, target, options, out)
-    gold = None
-    if options.gold:
-        gold = _read_gold(options.gold, read_words(source, target, options), options)
-        assert gold is not None
+    if gold is not None:
         notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
     if options.needs_products():
         notes += write_products(join_lines(_iterate_words(source, target, options), links), options, gold)

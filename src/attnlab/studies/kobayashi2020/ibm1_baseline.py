@@ -64,8 +64,8 @@ def measure_ibm1(row: str, name: str, limit: int | None, place: Workplace, seed:
     corpus = load_lexicon(5_000) if name == "lexicon" else load_europarl(place)
     text = read_training_pairs(corpus, limit)
     text = text[0] + corpus.source, text[1] + corpus.target
-    ahead = _fit_model(row, text, place).align(corpus.source, corpus.target).links()
-    back = _fit_model(row, (text[1], text[0]), place).align(corpus.target, corpus.source).links()
+    ahead = _fit_model(row, text, place).align(corpus.source, corpus.target)[0].links()
+    back = _fit_model(row, (text[1], text[0]), place).align(corpus.target, corpus.source)[0].links()
     turned = [frozenset((source, target) for target, source in links) for links in back]
     directions: dict[str, Sequence[Links]] = {AHEAD: ahead, BACK: turned}
     for method, join in SYMMETRISATIONS.items():
