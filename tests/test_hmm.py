@@ -1,6 +1,7 @@
 """Hidden Markov models and fertilities of word alignment, against every alignment enumerated one by one."""
 
 import itertools
+import tracemalloc
 from collections import defaultdict
 
 import numpy as np
@@ -12,7 +13,7 @@ from attnlab.counting.hmm import WIDEST, build_moves, make_first_jumps, run_chai
 from attnlab.counting.hmm_fit import HmmOptions, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
 from attnlab.counting.padded_blocks import SLACK, SMALL, BlockFile, cut_blocks
-from attnlab.counting.type_pairs import SMALLEST, TypePairs
+from attnlab.counting.type_pairs import PROBED, SMALLEST, TypePairs
 
 NULL = 0.1
 
@@ -175,6 +176,23 @@ def test_numbers_of_pairs_of_types_are_those_of_a_dictionary():
     assert sorted(known.values()) == [*range(1, len(index))]
     assert {int(key): k for k, key in enumerate(index.keys) if k} == known
     assert index.find(pool).tolist() == [known.get(key, 0) for key in pool.tolist()]
+
+
+def test_the_index_of_pairs_of_types_takes_little_memory():
+    number = 600_000
+    tracemalloc.start()
+    try:
+        index = TypePairs(1000)
+        for start in range(0, number, 50_000):
+            index.add(np.arange(start, start + 50_000))
+        most = tracemalloc.get_traced_memory()[1]
+        index.drop_slots()
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(index) == number + 1
+    assert most < 40 * number + 50 * PROBED  # counts room for keys that no memory backs yet
+    assert kept < 9 * number
 
 
 def test_every_pair_with_words_is_in_one_block():

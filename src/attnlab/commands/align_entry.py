@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from attnlab.commands.arguments import Aligner, AllowCode, Device, Files
+from attnlab.commands.arguments import Aligner, AllowCode, Device, Files, Teacher
 
 ALIGN_BY = "weight, norm, signed, probe, gradient, encoder, or auto; default: auto with --reverse, else norm."
 ALIGN_LAYER = "Number from 0, mean, highest-norm (default), lowest-entropy, agreement or best-on:GOLD."
@@ -62,7 +62,7 @@ def align(
 
 
 def align_train(
-    model: Aligner,
+    model: Teacher,
     source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line.")],
     target: Annotated[Path, Argument(metavar="TGT", help="Translation of SRC, line by line.")],
     out: Annotated[str, Option(help="Name of the aligner in runs/, or a path.")],

@@ -33,6 +33,7 @@ ReadModel = Annotated[str, take(SEVERAL, complete.complete_run)]
 Aligner = Annotated[
     str, take("A run, a Hugging Face encoder-decoder, fertility, hmm, ibm1 or eflomal.", complete.complete_run)
 ]
+Teacher = Annotated[str, take("A run that translates, or a Hugging Face translator or encoder.", complete.complete_run)]
 Preset = Annotated[
     str, take("Model preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …", complete.complete_model)
 ]
