@@ -22,8 +22,8 @@ stored: it is smaller than n_io / n_i where links are few, and its rows sum to �
 No iteration lowers the log-likelihood Σ log p(y|x) or, with a prior, the lower bound Σ log p(y|x) − KL(q‖prior) of
 log ∫ p(y|x,θ) p(θ) dθ. Its gain decides when to stop. With a prior, the first term alone may decrease.
 
-θ is stored only for types that occur together in a pair. Memory: 4 bytes a word, and about 40 for each pair of types
-that occur together, 50 with a prior. A temporary file has 4 bytes for each cell (a word of a source, or NULL, with a
+θ is stored only for types that occur together in a pair. Memory: 4 bytes a word, and about 45 for each pair of types
+that occur together, more with a prior. A temporary file has 4 bytes for each cell (a word of a source, or NULL, with a
 word of its target).
 """
 
