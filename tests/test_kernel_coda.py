@@ -154,10 +154,10 @@ def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
     n = 32
     q, k, v = (project(2, n, 2, n).requires_grad_() for _ in range(3))
     seed = torch.tensor(1234567890123, device=DEVICE)
-    form = {"causal": True, "scale": 0.37, "sharp": 1.0, "layer": 0, "width": 0, "own": True, "residual": True}
+    form = {"causal": True, "scale": 0.37, "sharp": 1.0, "layer": 0, "own": True, "residual": True}
 
     def run(v, seed, rate=0.25):
-        return kernels.cascade(q, k, v, None, None, None, None, None, seed, rate=rate, wide=False, **form)[0]
+        return kernels.cascade(q, k, v, *[None] * 10, seed, rate=rate, wide=False, **form)[0]
 
     eye = torch.eye(n, device=DEVICE).expand(2, 2, n, n)
     weights, dropped = run(eye, None).detach(), run(eye, seed).detach()
@@ -221,18 +221,19 @@ def test_logits_are_stored_once_for_both_layers_that_read_them(name):
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_it_is_a_proper_operator(carried):
-    """With a carry: of two members. 2 heads and width 4 have 8+4, 16+4 and 8+2 parameters."""
+    """With a carry: of two members, whose σ has 2 heads and width 4."""
     q, k, v = (torch.randn(2, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
     carry = torch.randn(2, 2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
-    net = torch.randn(2, 42, device=DEVICE, requires_grad=True) if carried else None
+    sizes = [(4, 2), (4,), (4, 4), (4,), (2, 4), (2,)]
+    net = [torch.randn(2, *x, device=DEVICE, requires_grad=True) if carried else None for x in sizes]
     seed = torch.tensor([3, 4] if carried else 3, device=DEVICE)
     mask = torch.rand(2, 1, 1, 5, device=DEVICE) < 0.8
     bias = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
-    form = (False, 0.4, 1.0, 0.1, 0, 4, True, True, False)
+    form = (False, 0.4, 1.0, 0.1, 0, True, True, False)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
     torch.library.opcheck(
-        kernels.cascade.opaque, (q, k, v, mask, bias, carry, net, seed, seed, *form), test_utils=tests
+        kernels.cascade.opaque, (q, k, v, mask, bias, carry, *net, seed, seed, *form), test_utils=tests
     )
 
 
@@ -283,14 +284,15 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import cascade, coda, online, tiles
+from attnlab.mechanisms.kernels import cascade, coda, online, pair_products, tiles
 
 def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
     fixed |= tile
-    pointers = ("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "bias", "out")
+    pointers = ("q", "k", "v", "z", "ds", "dq", "dk", "dz", "dv", "grad", "grad_z", "carry", "bias", "out", "context")
+    pointers += ("weights", "in_w", "in_b", "mid_w", "mid_b", "out_w", "out_b")
     types = dict.fromkeys(pointers, f"*{kind}")
-    types |= dict.fromkeys(("net", "lse", "delta", "parts", "extra"), "*fp32")
+    types |= dict.fromkeys(("lse", "delta", "parts", "sums", "extra"), "*fp32")
     types |= dict.fromkeys(("scale", "sharp", "rate", "eps"), "fp32")
     types |= dict.fromkeys(("seed", "noise", "dropping"), "*i64")
     types |= {"mask": "*u8" if fixed.get("MASKED") else f"*{kind}"} | dict.fromkeys(fixed, "constexpr")
@@ -301,16 +303,17 @@ def build(kernel, kind, tile, **fixed):
 for kind, dtype, heads, d, on in CONFIGURATIONS:
     width, flags = 4 * heads, {"MASKED": on, "CAUSAL": on}
     form = flags | {"OWN": on, "RESIDUAL": True, "BIASED": on, "DEEP": on, "EVEN": on}
-    stored = flags | {"STORED": True, "FORM": 0, "EXTRA": False, "NOISY": False, "SHARED": 2, "EVEN": on}
+    stored = flags | {"FORM": 0, "EXTRA": False, "COUNTED": False, "BIAS": 0, "SHARED": 2, "EVEN": on}
     shared = {"SHARED": 2, "EVEN": on}
     padded = max(8, triton.next_power_of_2(heads))
     build(coda._collide, kind, coda._tile(dtype, heads, width, 99), NOISY=on, H=padded, **form)
     build(coda._collide_backward, kind, coda._tile(dtype, heads, width, 99, backward=True), **form)
     for kernel, more in (
-        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "BIAS": 1 if on else 0, "NOISY": on} | shared),
-        (online._attend, stored | {"DROPPED": on}),
+        (pair_products._scores, {"CAUSAL": on, "BIAS": 1 if on else 0, "DELTA": on} | shared),
+        (online._attend, stored | {"DROPPED": on, "STORED": True, "HANDED": False, "CARRIED": False, "NOISY": False}),
+        (online._attend, stored | {"DROPPED": on, "STORED": False, "HANDED": True, "CARRIED": on, "NOISY": not on}),
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on} | shared),
-        (cascade._product, {"CAUSAL": on, "TURNED": on} | shared),
+        (pair_products._products, {"CAUSAL": on, "WEIGHTED": on, "PARTED": on} | shared),
     ):
         tile = tiles.choose_tile(torch.empty(1, 1, 99, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)

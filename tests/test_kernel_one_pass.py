@@ -301,7 +301,8 @@ for kind, dtype, d, on, form, rows in cases if EVERY else [("bf16", torch.bfloat
         work = "keys" if kernel is one_pass._backward_keys else "forward" if first else "queries"
         tile = tiles.choose_pass_tile(torch.empty(1, 1, rows, d, dtype=dtype), work)
         more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
-        more |= {"STORED": False, "COUNTED": not on, "EXTRA": on, "EVEN": on} if first else {}
+        more |= {"STORED": False, "HANDED": False, "CARRIED": False} if first else {}
+        more |= {"COUNTED": not on, "EXTRA": on, "EVEN": on} if first else {}
         more |= {"SUMMED": on} if kernel in (one_pass._backward_keys, one_pass._backward_queries) else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION
 def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
     """By bands of two rows, which see ever more keys: 40 heads, and NaN in what is hidden."""
     mechanism, case = shaken("coda", 40, 4, **options), Case(2, 40, 7, 11, 4, mask, causal)
-    net = torch.cat([parameter.detach().flatten() for parameter in mechanism.sigma.parameters()])[None]
+    parameters = [parameter.detach() for parameter in mechanism.sigma.parameters()]
+    net = (*parameters[:2], *(parameters[2:4] if len(parameters) == 6 else (None, None)), *parameters[-2:])
     width, own = len(mechanism.sigma[0].weight), mechanism.variant == "code"
     monkeypatch.setattr(wide_sigma, "ACTIVATIONS", 2 * 11 * 2 * width)
     seen = mechanism.visible(*case.qkv[:2], case.mask, causal=causal)
@@ -31,7 +32,7 @@ def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
     inputs = [x.masked_fill(~seen, 0.0).requires_grad_() for x in (s, carry)]
     z = inputs[0] + inputs[1] if mechanism.residual else inputs[0]
     z = z + apply_head_net(mechanism.sigma, z if own else inputs[1], seen)
-    form = (width, own, mechanism.residual, False, torch.float32)
+    form = (own, mechanism.residual, False, torch.float32)
     shown = read_mask(case.mask, causal, *case.qkv[:2])
     found = s.clone()
     wide_sigma.collide(found, carry, net, shown, None, 1, *form)

@@ -5,7 +5,6 @@ carry_dtype is the type of the logits that are passed on: "input", the type of q
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism, widen
@@ -109,16 +108,17 @@ def mix_fused(
         return None
     if carry is not None:
         mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
-    linears = [] if sigma is None or carry is None else [part for part in sigma if isinstance(part, nn.Linear)]
-    parameters = [x for linear in linears for x in (linear.weight, linear.bias)]
-    width = linears[0].out_features if linears else 0
+    net: list[Tensor | None] = [None] * 6
+    if sigma is not None and carry is not None:
+        linears = [part for part in sigma if isinstance(part, nn.Linear)]
+        given = [x for linear in linears for x in (linear.weight, linear.bias)]
+        net = [*given[:2], *(given[2:4] if len(linears) == 3 else (None, None)), *given[-2:]]
     from attnlab.mechanisms.kernels.cascade import cascade
 
-    net = torch.cat([x.reshape(mechanism.members, -1) for x in parameters], 1) if parameters else None
     seed, layer = noise_seed(mechanism, q.device) if mechanism.stochastic else (None, 0)
     rate, dropping = draw_dropping(mechanism, q)
     context, z, _ = cascade(
-        q, k, v, mask, bias, carry, net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
-        layer=layer, width=width, own=own, residual=residual, wide=carry_dtype == "float32",
+        q, k, v, mask, bias, carry, *net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
+        layer=layer, own=own, residual=residual, wide=carry_dtype == "float32",
     )  # fmt: skip
     return context, z

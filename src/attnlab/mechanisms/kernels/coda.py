@@ -7,10 +7,11 @@
 
 A program takes a few rows of one example, with all heads of a pair, and loops over the keys. Pairs are the rows of all
 products, so activations stay in registers from one product to the next, as in flash attention, and only the weights are
-in shared memory. σ's parameters are one flat vector: W₁, b₁, W₂, b₂, W₃, b₃. Each program adds up its part of their
-gradient. The parts are summed in a fixed order, so results are deterministic.
+in shared memory. Each program adds up its part of the gradient of W₁, b₁, W₂, b₂, W₃, b₃, which is one flat vector in
+this order. Whoever asked for the parts sums them in a fixed order, so results are deterministic.
 
-Members have one such vector each, (s,size). Their examples come one after another, and a program serves one member.
+Members have parameters of their own, with a leading axis (s,…). Their examples come one after another, and a program
+serves one member.
 """
 
 from typing import Any
@@ -36,6 +37,7 @@ PRECISION = tl.constexpr("tf32x3")  # for float32: three products in tf32, of th
 PROGRAMS = 264  # two for each multiprocessor of a large GPU; each computes a part of σ's gradient
 PLAIN = ("rows", "keys", "m_b", "layer", "each", "drawn", "size")  # numbers that have no variants
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+Net = tuple[Tensor | None, ...]  # W₁, b₁, W₂, b₂, W₃, b₃; without a second hidden layer W₂ and b₂ are None
 
 
 @triton.jit
@@ -75,16 +77,16 @@ def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr, BIA
 
 
 @triton.jit
-def _matrix(net, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T: tl.constexpr):
-    """Load a matrix (rows,columns), padded with zeros."""
+def _matrix(x, member, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T: tl.constexpr):
+    """Load a member's matrix (rows,columns), padded with zeros."""
     m, n = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    return tl.load(net + m * columns + n, mask=(m < rows) & (n < columns), other=0.0).to(T)
+    return tl.load(x + member * rows * columns + m * columns + n, mask=(m < rows) & (n < columns), other=0.0).to(T)
 
 
 @triton.jit
-def _vector(net, size, SIZE: tl.constexpr):
+def _vector(x, member, size, SIZE: tl.constexpr):
     m = tl.arange(0, SIZE)
-    return tl.load(net + m, mask=m < size, other=0.0).to(tl.float32)
+    return tl.load(x + member * size + m, mask=m < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -96,8 +98,8 @@ def _leaky(y, T: tl.constexpr):
 @remember_calls
 @triton.jit(do_not_specialize=PLAIN)
 def _collide(
-    z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer, net_s, each, drawn,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
+    z, carry, in_w, in_b, mid_w, mid_b, out_w, out_b, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer, each,
+    drawn, MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
     BIASED: tl.constexpr, DEEP: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr,
     K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
@@ -108,16 +110,14 @@ def _collide(
     keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     bands = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // bands).to(tl.int64)
-    net += b // each * net_s
+    member = b // each
     first = (bands - 1 - tl.program_id(0) % bands) * BI  # causal: the longest rows are the last, and start first
     h, pair = tl.arange(0, H), tl.arange(0, BI * BJ)
     i = first + pair // BJ
-    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)[None, :]
-    net += width * heads + width
+    w1, b1 = _matrix(in_w, member, width, heads, WIDE, K, T), _vector(in_b, member, width, WIDE)[None, :]
     if DEEP:
-        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)[None, :]
-        net += width * width + width
-    w3, b3 = _matrix(net, heads, width, H, WIDE, T), _vector(net + heads * width, heads, H)[None, :]
+        w2, b2 = _matrix(mid_w, member, width, width, WIDE, WIDE, T), _vector(mid_b, member, width, WIDE)[None, :]
+    w3, b3 = _matrix(out_w, member, heads, width, H, WIDE, T), _vector(out_b, member, heads, H)[None, :]
     for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = begin + pair % BJ
         seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
@@ -154,23 +154,26 @@ def _unleak(y, e):
 
 
 @triton.jit
-def _store_matrix(part, x, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store a matrix (rows,columns), as `_matrix` loads it."""
+def _store_matrix(part, x, member, members, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store a member's matrix (rows,columns), as `_matrix` loads it; return where those of all members end."""
     m, n = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    tl.store(part + m * columns + n, x, mask=(m < rows) & (n < columns))
+    own = part + member * rows * columns
+    tl.store(own + m * columns + n, x, mask=(m < rows) & (n < columns))
+    return part + members * rows * columns
 
 
 @triton.jit
-def _store_vector(part, x, size, SIZE: tl.constexpr):
+def _store_vector(part, x, member, members, size, SIZE: tl.constexpr):
     m = tl.arange(0, SIZE)
-    tl.store(part + m, x, mask=m < size)
+    tl.store(part + member * size + m, x, mask=m < size)
+    return part + members * size
 
 
 @remember_calls
 @triton.jit(do_not_specialize=PLAIN)
 def _collide_backward(
-    z, carry, net, mask, grad, out, parts, each, heads, width, rows, keys, m_b, m_i, m_j, size,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, BIASED: tl.constexpr,
+    z, carry, in_w, in_b, mid_w, mid_b, out_w, mask, grad, out, parts, each, heads, width, rows, keys, m_b, m_i, m_j,
+    size, MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, BIASED: tl.constexpr,
     DEEP: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
@@ -181,15 +184,12 @@ def _collide_backward(
     keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
     member = tl.program_id(1).to(tl.int64)
-    net += member * size
-    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)[:, None]
-    net += width * heads + width
+    w1, b1 = _matrix(in_w, member, width, heads, WIDE, K, T), _vector(in_b, member, width, WIDE)[:, None]
     dw1, db1 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((WIDE,), dtype=tl.float32)
     if DEEP:
-        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)[:, None]
-        net += width * width + width
+        w2, b2 = _matrix(mid_w, member, width, width, WIDE, WIDE, T), _vector(mid_b, member, width, WIDE)[:, None]
         dw2, db2 = tl.zeros((WIDE, WIDE), dtype=tl.float32), tl.zeros((WIDE,), dtype=tl.float32)
-    w3 = _matrix(net, heads, width, K, WIDE, T)
+    w3 = _matrix(out_w, member, heads, width, K, WIDE, T)
     dw3, db3 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((K,), dtype=tl.float32)  # dw3: of W₃ᵀ
     bands = tl.cdiv(rows, BI)
     for band in range(tl.program_id(0), each * bands, tl.num_programs(0)):
@@ -222,66 +222,70 @@ def _collide_backward(
             if RESIDUAL:
                 dx += g
             tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
-    part = parts + (member * tl.num_programs(0) + tl.program_id(0)) * size
-    _store_matrix(part, dw1, width, heads, WIDE, K)
-    _store_vector(part + width * heads, db1, width, WIDE)
-    part += width * heads + width
+    part, members = parts + tl.program_id(0).to(tl.int64) * size, tl.num_programs(1)
+    part = _store_matrix(part, dw1, member, members, width, heads, WIDE, K)
+    part = _store_vector(part, db1, member, members, width, WIDE)
     if DEEP:
-        _store_matrix(part, dw2, width, width, WIDE, WIDE)
-        _store_vector(part + width * width, db2, width, WIDE)
-        part += width * width + width
-    w = tl.arange(0, WIDE)[:, None]
-    tl.store(part + h[None, :] * width + w, dw3, mask=(w < width) & (h < heads)[None, :])
-    _store_vector(part + heads * width, db3, heads, K)
+        part = _store_matrix(part, dw2, member, members, width, width, WIDE, WIDE)
+        part = _store_vector(part, db2, member, members, width, WIDE)
+    w, own = tl.arange(0, WIDE)[:, None], part + member * heads * width
+    tl.store(own + h[None, :] * width + w, dw3, mask=(w < width) & (h < heads)[None, :])
+    _store_vector(part + members * heads * width, db3, member, members, heads, K)
 
 
 def collide(
-    z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
-    residual: bool, biased: bool, dtype: torch.dtype,
+    z: Tensor, carry: Tensor, net: Net, seen: Visibility, noise: Tensor | None, layer: int, own: bool, residual: bool,
+    biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype.
 
-    net     σ's parameters (s,size): those of s members with b / s examples each
+    net     σ's parameters: those of s members, (s,…), with b / s examples each
     noise   the seed of ε, () or (s,), or None
     """
     note_launch("coda")
-    b, heads, rows, keys = z.shape
+    (b, heads, rows, keys), (pointers, members, width) = z.shape, read_net(net)
     tile = _tile(dtype, heads, width, keys)
     with select_device(z):
         _collide[(b * divide_up(rows, tile["BI"]),)](
-            z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
-            net.stride(0) if len(net) > 1 else 0, b // len(net), count_examples(b, noise),
-            NOISY=noise is not None, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
-            EVEN=is_multiple_of_8(keys, seen.strides[0]), H=round_up(heads, 8), **seen.flags, **tile,
+            z, carry, *pointers, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides,
+            layer, b // members, count_examples(b, noise), NOISY=noise is not None, OWN=own, RESIDUAL=residual,
+            BIASED=biased, DEEP=net[2] is not None, EVEN=is_multiple_of_8(keys, seen.strides[0]),
+            H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
 
 
 def collide_backward(
-    s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
-    residual: bool, biased: bool, dtype: torch.dtype,
+    s: Tensor, carry: Tensor, net: Net, seen: Visibility, grad: Tensor, out: Tensor, own: bool, residual: bool,
+    biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
-    (b, heads, rows, keys), (members, size) = carry.shape, net.shape
-    tile = _tile(dtype, heads, width, keys, backward=True)
+    """Return parts (shares,size) of the gradient of net, whose sum it is: one vector, of W₁, then b₁, …
+
+    Write the carry's gradient to out (b,h,i,j), which may be grad; skip hidden tiles.
+    """
+    (b, heads, rows, keys), (pointers, members, width) = carry.shape, read_net(net)
+    tile, size = _tile(dtype, heads, width, keys, backward=True), sum(x.numel() for x in net if x is not None)
     shares = min(max(1, PROGRAMS // members), b // members * divide_up(rows, tile["BI"]))
-    parts = net.new_empty(members, shares, size, dtype=torch.float32)
+    parts = carry.new_empty(shares, size, dtype=torch.float32)
     with select_device(s):
         _collide_backward[(shares, members)](
-            s, carry, net, seen.mask, grad, out, parts, b // members, heads, width, rows, keys, *seen.strides, size,
-            OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
+            s, carry, *pointers[:5], seen.mask, grad, out, parts, b // members, heads, width, rows, keys,
+            *seen.strides, size, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=net[2] is not None,
             EVEN=is_multiple_of_8(keys, seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip
-    return parts.sum(1).to(net.dtype)
+    return parts
+
+
+def read_net(net: Net) -> tuple[list[Tensor], int, int]:
+    """Return the parameters as pointers, the number of members, and σ's width; the first stands for one that is not."""
+    first = net[0]
+    assert first is not None
+    *members, width, _ = first.shape
+    return [(first if x is None else x).contiguous() for x in net], members[0] if members else 1, width
 
 
 def holds_net(heads: int, width: int, dtype: torch.dtype) -> bool:
     """Whether σ's weights fit into a multiprocessor's memory."""
     return heads <= MOST_HEADS and width <= WIDEST[dtype]
-
-
-def _deep(net: Tensor, heads: int, width: int) -> bool:
-    """Whether σ has a second hidden layer."""
-    return net.shape[1] > 2 * width * heads + width + heads
 
 
 def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:

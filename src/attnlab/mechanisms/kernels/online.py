@@ -159,19 +159,21 @@ def _rise(s, seen, top, FORM: tl.constexpr, BI: tl.constexpr):
 @remember_calls
 @triton.jit(do_not_specialize=[*ANY_VALUE, "keys", "m_b"])
 def _attend(
-    z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, each, STORED: tl.constexpr,
-    FORM: tl.constexpr, COUNTED: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    z, q, k, v, mask, bias, extra, noise, dropping, carry, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h,
+    k_j, k_d, v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, sharp, rate, layer, eps, each,
+    STORED: tl.constexpr, HANDED: tl.constexpr, CARRIED: tl.constexpr, FORM: tl.constexpr, COUNTED: tl.constexpr,
+    BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPPED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
+    """BI queries of one head. STORED: z holds the logits. HANDED: they are computed, with a carry if CARRIED, and
+    stored in z. Both: P = softmax(sharp·z). EXTRA: a logit of each head that has no value.
 
     COUNTED: the levels are those of `count_level`; they are stored for the backward pass. each: number of examples
     whose noise and dropout have the same seed.
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
-    UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
+    UNIT: tl.constexpr = 1.0 if FORM == NAP or HANDED else LOG2_E
     keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
@@ -193,12 +195,19 @@ def _attend(
             seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, part == 0)
             if STORED:
                 place, inside = at_pairs(head, i, j, rows, keys)
-                s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
+                s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * LOG2_E)
             else:
                 y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
                 own = noise + b // each
                 s = score_tile(x, y, own, b % each, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
                 s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
+                if HANDED:
+                    place, inside = at_pairs(head, i, j, rows, keys)
+                    if CARRIED:
+                        s += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
+                    s = s.to(z.dtype.element_ty)  # the backward pass reads it so
+                    tl.store(z + place, s, mask=inside)
+                    s = s.to(tl.float32) * (sharp * LOG2_E)
             s, seen = hide(s, seen, FORM, BIAS)
             top, level, fade = _rise(s, seen, top, FORM, BI)
             if FORM == NAP:
@@ -224,21 +233,25 @@ def _attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, bias: Bias, extra: Tensor | None,
     noise: Tensor | None, dropping: Tensor | None, out: Tensor, lse: Tensor, *, scale: float, rate: float,
-    layer: int = 0, form: int = SOFTMAX.value, eps: float = 0.0, counted: bool = False,
+    layer: int = 0, form: int = SOFTMAX.value, eps: float = 0.0, counted: bool = False, sharp: float = 1.0,
+    made: Tensor | None = None, carry: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
+    """Write out = (P ∘ D) v and the levels lse of logits sharp·z, or scale·qkᵀ + bias + ε without z.
 
     NAP reads lse, and so do SIGMOID and PLAIN, unless `counted`: then there is no mask or bias, and they write it.
     noise, dropping: seeds (), or (s,) for s members.
+    made: where to write Z = scale·qkᵀ + bias + carry + ε, of which P = softmax(sharp·Z); hidden tiles stay unwritten.
     """
     (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
-    pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
+    pointers = (q if x is None else x for x in (extra, noise, dropping, carry))  # not read if None
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *bias.strides)
+    stored = made if z is None else z
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
-            q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
-            scale, rate, layer, eps, count_examples(b, noise if dropping is None else dropping),
-            STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
-            EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
-            SHARED=h // k.shape[1], EVEN=is_multiple_of_8(k.shape[2], seen.strides[0]), **seen.flags, **tile,
+            q if stored is None else stored, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2],
+            *strides, scale, sharp, rate, layer, eps, count_examples(b, noise if dropping is None else dropping),
+            STORED=z is not None, HANDED=made is not None, CARRIED=carry is not None, FORM=form, COUNTED=counted,
+            BIAS=bias.kind, EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None,
+            DROPPED=dropping is not None, SHARED=h // k.shape[1],
+            EVEN=is_multiple_of_8(k.shape[2], seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip

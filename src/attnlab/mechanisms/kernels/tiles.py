@@ -61,20 +61,28 @@ def locate_tile(tiles, heads):
     return head, tl.program_id(0) % tiles, head // heads, head % heads
 
 
+@triton.jit
+def store_delta(
+    grad, context, delta, head, b, h, i, heads, rows, g_b, g_h, g_i, g_d, D: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Store δ = Σ_d grad ∘ context of queries i of one head; context has the memory layout (b,i,h,d)."""
+    g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
+    o = load_tile(context, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
+    tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
+
+
 @remember_calls
 @triton.jit(do_not_specialize=ANY_VALUE)
 def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
     head, tile, b, h = locate_tile(tl.cdiv(rows, BI), heads)
     i = tile * BI + tl.arange(0, BI)
-    g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
-    o = load_tile(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
-    tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
+    store_delta(grad, out, delta, head, b, h, i, heads, rows, g_b, g_h, g_i, g_d, D, WIDE)
 
 
-def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
-    """δ = Σ_d grad ∘ out, (b,h,i); out has the memory layout (b,i,h,d)."""
+def compute_delta(grad: Tensor, out: Tensor, delta: Tensor | None = None) -> Tensor:
+    """δ = Σ_d grad ∘ out, (b,h,i); out has the memory layout (b,i,h,d). delta: where to write it."""
     b, h, i, _ = out.shape
-    delta, tile = out.new_empty(b, h, i, dtype=torch.float32), choose_tile(out)
+    delta, tile = out.new_empty(b, h, i, dtype=torch.float32) if delta is None else delta, choose_tile(out)
     sizes = {name: tile[name] for name in ("BI", "D", "WIDE")}
     with select_device(out):
         _delta[(b * h * divide_up(i, tile["BI"]),)](grad, out, delta, h, i, *grad.stride(), **sizes)

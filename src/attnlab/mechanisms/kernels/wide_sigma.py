@@ -7,12 +7,12 @@ again, so the memory is that of one band. In a causal layer the keys after a ban
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.mechanisms.kernels.coda import Net, read_net
 from attnlab.mechanisms.kernels.noise import gaussian
 from attnlab.mechanisms.kernels.pairs import Visibility
 
@@ -20,12 +20,12 @@ ACTIVATIONS = 2**26  # of one hidden layer
 
 
 def collide(
-    z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
-    residual: bool, biased: bool, dtype: torch.dtype,
+    z: Tensor, carry: Tensor, net: Net, seen: Visibility, noise: Tensor | None, layer: int, own: bool, residual: bool,
+    biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; net and noise: as in coda.py."""
     b, heads, rows, keys = z.shape
-    linears = _read_linears(net, b, heads, width, dtype)
+    linears, _, width = _read_linears(net, b, dtype)
     shift = keys - rows if seen.flags["CAUSAL"] else 0
     for band, end, hidden in _split_rows(seen, z, width):
         s = z[:, :, band, :end].float()
@@ -41,12 +41,11 @@ def collide(
 
 
 def collide_backward(
-    s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
-    residual: bool, biased: bool, dtype: torch.dtype,
+    s: Tensor, carry: Tensor, net: Net, seen: Visibility, grad: Tensor, out: Tensor, own: bool, residual: bool,
+    biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
-    members = len(net)
-    linears = _read_linears(net, carry.shape[0], carry.shape[1], width, dtype)
+    """Return the gradient of net (1,size), and write the carry's to out, which may be grad: as in coda.py."""
+    linears, members, width = _read_linears(net, carry.shape[0], dtype)
     sums = [[x.new_zeros(members, *x.shape[1:], dtype=torch.float32) for x in linear] for linear in linears]
     for band, end, hidden in _split_rows(seen, carry, width):
         x = carry[:, :, band, :end].float()
@@ -63,19 +62,19 @@ def collide_backward(
                 e = torch.where(y > 0, e, 0.2 * e)
         dx = e.view(x.shape).masked_fill(hidden, 0.0)
         out[:, :, band, :end] = dx + grad[:, :, band, :end] if residual else dx
-    return torch.cat([x.flatten(1) for linear in sums for x in linear], 1).to(net.dtype)
+    return torch.cat([x.flatten() for linear in sums for x in linear])[None]
 
 
-def _read_linears(net: Tensor, b: int, heads: int, width: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Split σ's parameters (s,size) into weights (b,m,n) and biases (b,m,1) of each example."""
-    deep = net.shape[1] > 2 * width * heads + width + heads
-    linears, start = [], 0
-    for n, m in pairwise([heads, *[width] * (2 if deep else 1), heads]):
-        parts = net[:, start : start + m * n].unflatten(1, (m, n)), net[:, start + m * n : start + m * n + m, None]
-        weight, bias = (x.to(dtype)[:, None].expand(-1, b // len(net), -1, -1).flatten(0, 1) for x in parts)
-        linears.append((weight, bias))
-        start += m * n + m
-    return linears
+def _read_linears(net: Net, b: int, dtype: torch.dtype) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
+    """Return weights (b,m,n) and biases (b,m,1) of each example, the number of members, and σ's width."""
+    pointers, members, width = read_net(net)
+    present = [x.to(dtype) for x, given in zip(pointers, net, strict=True) if given is not None]
+    linears = []
+    for weight, bias in zip(present[::2], present[1::2], strict=True):
+        each = (weight.view(members, 1, *weight.shape[-2:]), bias.view(members, 1, -1, 1))
+        w, c = (x.expand(-1, b // members, -1, -1).flatten(0, 1) for x in each)
+        linears.append((w, c))
+    return linears, members, width
 
 
 def _run_net(linears: list[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
