@@ -163,7 +163,8 @@ def test_bands_are_a_proper_operator():
     mask, mixer = torch.rand(1, 1, 5, 7, device=DEVICE) < 0.8, square.requires_grad_()
     for given_ in ((q, k, v, near, None, mixer, None, None), (q, k[..., :3], v, None, before, after, keyed, mask)):
         count = 2 if given_[3] is not None else 1
-        torch.library.opcheck(mix_bands.opaque, (*given_, None, True, 0.0, 2, count), test_utils=tests)
+        for size in (2, 5):
+            torch.library.opcheck(mix_bands.opaque, (*given_, None, True, 0.7, 0.0, size, count), test_utils=tests)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -53,9 +53,10 @@ class DCMHA(Mechanism):
         self.check(q, k, mask, at, v)
         query, key = (make_matrices(side, self.heads) for side in sides)
         matrices = ((self.base[:, None, None] + query).to(q.dtype), key.to(q.dtype))  # (2,b,·,h,h) of S and P
-        if has_bands(self, q, k, at):
+        if has_bands(q, k, at):
             (before, after), keyed = matrices
-            return mix_in_bands(self, q * self.scale, k, v, mask, before, after, causal=causal, keyed=keyed), None
+            given: dict[str, Any] = {"causal": causal, "scale": self.scale, "keyed": keyed}
+            return mix_in_bands(self, q, k, v, mask, before, after, **given), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options, sides=matrices), None
 
     def weigh_fused(

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.by_rows import count_band_rows
 from attnlab.mechanisms.head_bands import mix_bands
-from attnlab.mechanisms.mechanism import Mechanism, repeat_heads, visible
+from attnlab.mechanisms.mechanism import Mechanism, visible
 from attnlab.mechanisms.seeding import DROPOUT, draw_seed
 
 
@@ -31,18 +31,18 @@ def weigh_heads(
     return weights
 
 
-def has_bands(mechanism: Mechanism, q: Tensor, k: Tensor, at: Tensor | None) -> bool:
-    """Whether `mix_in_bands` serves these arguments: several bands of queries, which are the last keys."""
-    return at is None and count_band_rows(mechanism, q, k) < q.shape[2]
+def has_bands(q: Tensor, k: Tensor, at: Tensor | None) -> bool:
+    """Whether `mix_in_bands` serves these arguments: there are queries, which are the last keys."""
+    return at is None and q.shape[2] > 0 and k.shape[2] > 0
 
 
 def mix_in_bands(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor,
-    *, causal: bool, keyed: Tensor | None = None, near: Tensor | None = None, count: int = 1,
+    *, causal: bool, scale: float = 1.0, keyed: Tensor | None = None, near: Tensor | None = None, count: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the context (b,h,i,d); q is scaled. before, after, keyed and near: see `mix_heads`; count: `mix_bands`."""
+    """Return the context (b,h,i,d). before, after, keyed and near: see `mix_heads`; scale and count: `mix_bands`."""
     size, rate = count_band_rows(mechanism, q, k), mechanism.dropout if mechanism.training else 0.0
     seed = draw_seed(mechanism, DROPOUT, q.device) if rate else None
-    k, v = (repeat_heads(x, mechanism.heads) for x in (k, v))
-    context: Tensor = mix_bands(q, k, v, near, before, after, keyed, mask, seed, causal, rate, size, count)[0]
+    given = (near, before, after, keyed, mask, seed, causal, scale, rate, size, count)
+    context: Tensor = mix_bands(q, k, v, *given)[0]
     return context

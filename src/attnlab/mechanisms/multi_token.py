@@ -73,7 +73,7 @@ class MultiToken(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
-        if has_bands(self, q, k, at) and not has_row_mask(mask):
+        if has_bands(q, k, at) and not has_row_mask(mask):
             q, k, near = self.prepare_products(q, k, mask, causal=causal)
             given: dict[str, Any] = {"causal": causal, "near": near, "count": self.kernel.shape[2]}
             return mix_in_bands(self, q, k, v, mask, None, self.widen_mixer(), **given), None

@@ -58,13 +58,15 @@ class Selective(Mechanism):
         seed = draw_seed(self, DROPOUT, q.device) if rate else None
         mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype, former)
         call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if large else mix
-        k, v, contexts = widen(k), widen(v), []
-        masked = k.new_zeros(len(q), 1, 1, 0)  # Σ M over the bands before, (b,1,1,j)
+        if large:
+            k, v = widen(k), widen(v)  # so that autograd sums their gradients in float32
+        contexts: list[Tensor] = []
+        masked = widen(k.new_zeros(len(q), 1, 1, 0 if large else k.shape[2]))  # Σ M over the bands before, (b,1,1,j)
         for first in range(0, max(length, 1), rows):
             band = cut_band(first, min(first + rows, length), q, k, v, mask, causal=causal, at=at, bias=bias)
             context, masked = call(first, masked, seed, **band)
             contexts.append(context)
-        return torch.cat(contexts, dim=2), None
+        return contexts[0] if len(contexts) == 1 else torch.cat(contexts, dim=2), None
 
 
 def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
@@ -85,7 +87,9 @@ def mix_band(
 
     The kernel counts the rows of a band from 0, so its dropout has another seed in each.
     """
-    k, v, masked = k.to(key_type), v.to(value_type), F.pad(masked, (0, k.shape[2] - masked.shape[3]))
+    k, v = k.to(key_type), v.to(value_type)
+    if masked.shape[3] < k.shape[2]:
+        masked = F.pad(masked, (0, k.shape[2] - masked.shape[3]))
     shared = bias if bias is None or bias.dim() < 3 else bias[..., :1, :, :]
     z = logits(q[:, :1], k[:, :1], mechanism.scale, shared)
     if fused:

@@ -39,8 +39,9 @@ class TalkingHeads(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
-        if has_bands(self, q, k, at):
-            return mix_in_bands(self, q * self.scale, k, v, mask, self.before.T, self.after.T, causal=causal), None
+        if has_bands(q, k, at):
+            matrices = (self.before.T, self.after.T)
+            return mix_in_bands(self, q, k, v, mask, *matrices, causal=causal, scale=self.scale), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None
 
     def weigh_fused(

@@ -15,10 +15,10 @@ def place_pairs(i, j, h, heads, rows, keys):
 
 
 @triton.jit
-def load_matrices(x, n, h, heads, size, x_n, T: tl.constexpr):
-    """Load the matrices of rows or keys n of one example: (·,H,H), heads in, heads out."""
+def load_matrices(x, n, h, heads, size, x_n, x_r, x_c, T: tl.constexpr):
+    """Load the matrices of rows or keys n of one example: (·,H,H), heads in, heads out, with these strides."""
     inside = (n < size)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
-    place = n[:, None, None] * x_n + h[None, :, None] * heads + h[None, None, :]
+    place = n[:, None, None] * x_n + h[None, :, None] * x_r + h[None, None, :] * x_c
     return tl.load(x + place, mask=inside, other=0.0).to(T)
 
 
@@ -28,7 +28,7 @@ def compose_heads(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.c
     fed = a.to(T)
     mixed = tl.dot(fed, m, input_precision="ieee")
     if KEYED:
-        k = load_matrices(of_keys, j, h, heads, keys, heads * heads, T)
+        k = load_matrices(of_keys, j, h, heads, keys, heads * heads, heads, 1, T)
         if TURNED:
             k = tl.permute(k, (0, 2, 1))
         mixed += tl.permute(tl.dot(tl.permute(fed, (1, 0, 2)), k, input_precision="ieee"), (1, 0, 2))

@@ -48,10 +48,10 @@ from attnlab.mechanisms.kernels.pairs import first_query, last_key, read_mask
 @remember_calls
 @triton.jit
 def _forward(
-    s, near, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, m_b, m_i, m_j,
-    T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, KNOWN: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
-    BJ: tl.constexpr,
+    s, near, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, x_r, x_c, y_r, y_c,
+    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, KNOWN: tl.constexpr, H: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example: W, 0 where hidden, and L, unless it is KNOWN."""
     tiles = tl.cdiv(rows, BI)
@@ -63,7 +63,7 @@ def _forward(
     out += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
-    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, x_r, x_c, T)
     end = last_key(first + BI, rows, keys, CAUSAL)
     plane = (b * heads + h[None, :]) * rows + i[:, None]
     exists = (i < rows)[:, None] & (h < heads)[None, :]
@@ -81,7 +81,7 @@ def _forward(
             top = higher
         level = tl.where(total == 0.0, 0.0, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
         tl.store(lse + plane, level, mask=exists)
-    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, y_r, y_c, T)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
         _, z, _ = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j,
@@ -105,7 +105,7 @@ def _store_sums(
         place = (b * rows + i)[:, None, None] * heads * heads + place[None, :, :]
         square = (i < rows)[:, None, None] & square[None, :, :]
     else:
-        place = tl.program_id(0) * heads * heads + place
+        place = tl.program_id(0) * 2 * heads * heads + place  # dbefore and dafter are those of one program, in turn
         sum_n, sum_m = tl.sum(sum_n, 0), tl.sum(sum_m, 0)
     tl.store(dafter + place, sum_n, mask=square)
     if FIRST:
@@ -115,9 +115,11 @@ def _store_sums(
 @remember_calls
 @triton.jit
 def _backward_rows(
-    s, near, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys, x_b, x_i,
-    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    s, near, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys,
+    x_b, x_i, x_r, x_c, y_r, y_c,
+    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example: δ and the gradients of their matrices, of each row or, without EACH, their sum."""
     tiles = tl.cdiv(rows, BI)
@@ -129,8 +131,8 @@ def _backward_rows(
     grad += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
-    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
-    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, x_r, x_c, T)
+    n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, y_r, y_c, T)
     plane = (b * heads + h[None, :]) * rows + i[:, None]
     known = (i < rows)[:, None] & (h < heads)[None, :]
     level = tl.load(lse + plane, mask=known, other=0.0)
@@ -182,7 +184,8 @@ def _store_key_sums(dkey_before, dkey_after, sum_m, sum_n, first, j, h, heads, k
 @triton.jit
 def _backward_keys(
     s, near, before, after, key_before, key_after, mask, grad, lse, delta, ds, dnear, dkey_before, dkey_after, heads,
-    rows, keys, x_b, x_i, m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    rows, keys, x_b, x_i, x_r, x_c, y_r, y_c,
+    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
     EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -205,15 +208,15 @@ def _backward_keys(
     start = tl.minimum(end, tl.maximum(begin, first_query(left, rows, keys, CAUSAL) // BI * BI))
     _clear(ds, begin, start, j, h, heads, rows, keys, BI, BJ, H)
     if not EACH:
-        m = load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, T)
-        n = tl.permute(load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, T), (0, 2, 1))
+        m = load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, x_r, x_c, T)
+        n = tl.permute(load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, y_r, y_c, T), (0, 2, 1))
     if KEYED:
         sum_m, sum_n = tl.zeros((BJ, H, H), dtype=tl.float32), tl.zeros((BJ, H, H), dtype=tl.float32)
     for below in range(start, end, BI):
         i = below + tl.arange(0, BI)
         if EACH:
-            m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
-            n = tl.permute(load_matrices(after + b * x_b, i, h, heads, rows, x_i, T), (0, 2, 1))
+            m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, x_r, x_c, T)
+            n = tl.permute(load_matrices(after + b * x_b, i, h, heads, rows, x_i, y_r, y_c, T), (0, 2, 1))
         a, z, seen = score_heads(s, near, m, key_before, mask, b, below, left, i, j, h, heads, rows, keys, m_b, m_i,
                                  m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         plane = (b * heads + h[None, :]) * rows + i[:, None]
@@ -284,26 +287,45 @@ def _compute_weights(
 def mix_heads_backward(
     grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
     mask: Tensor | None, lse: Tensor, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of s, near, before, after and keyed; that of an argument that is None is empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s and near, of before and after together, and of keyed; that of one that is None is empty.
+
+    That of before is undefined where before is None.
+    """
+    ds, dnear, drows, dkeys = compute_slopes(grad, s, lse, causal, near, before, after, keyed, mask)
+    if after.dim() == 2:
+        drows = drows.sum(0).to(after.dtype)
+    return ds, dnear, drows, dkeys
+
+
+def compute_slopes(
+    grad: Tensor, s: Tensor, lse: Tensor, causal: bool, near: Tensor | None, before: Tensor | None, after: Tensor,
+    keyed: Tensor | None, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s, near, before and after together, and keyed; those of matrices that all rows share in parts.
+
+    before and after: (2,b,i,h,h), or parts in float32 (·,2,h,h). That of before is undefined where before is None.
+    """
     pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
     (b, h, i, j), tile = s.shape, choose_rows(s, keyed=flags["KEYED"], backward=True)
     programs, each = b * divide_up(i, tile["BI"]), flags["EACH"]
     (ds, delta), grad = _allocate_outputs(s), grad.contiguous()
-    drows = s.new_empty(2, *((b, i) if each else (programs,)), h, h, dtype=torch.float32)
+    drows = s.new_empty((2, b, i, h, h) if each else (programs, 2, h, h), dtype=after.dtype if each else torch.float32)
     with select_device(s):
-        _backward_rows[(programs,)](*pointers, grad, lse, delta, *drows, *numbers, **flags, **tile)
+        halves = drows.unbind(0 if each else 1)
+        _backward_rows[(programs,)](*pointers, grad, lse, delta, *halves, *numbers, **flags, **tile)
     tile = choose_keys(s, keyed=flags["KEYED"])
     spans = divide_up(i, tile["SPAN"])
     dnear = s.new_empty(0) if near is None else near.new_zeros(near.shape)
-    dkeys = s.new_empty((2, 0) if keyed is None else (2, b, spans, j, h, h), dtype=torch.float32)
+    dkeys = after.new_empty(2, 0)
+    if keyed is not None:
+        dkeys = s.new_empty((2, b, spans, j, h, h), dtype=keyed.dtype if spans == 1 else torch.float32)
     with select_device(s):
         programs = b * spans * divide_up(j, tile["BJ"])
-        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, dnear, *dkeys, *numbers, **flags, **tile)
-    dbefore, dafter = (drows if each else drows.sum(1)).to(after.dtype).unbind()
-    none = after.new_empty(0)
-    first, last = none if before is None else dbefore, none if keyed is None else dkeys.sum(2).to(keyed.dtype)
-    return ds, dnear, first.clone(), dafter.clone(), last
+        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, dnear, *dkeys.unbind(), *numbers, **flags, **tile)
+    if keyed is not None:
+        dkeys = dkeys.squeeze(2) if spans == 1 else dkeys.sum(2).to(keyed.dtype)
+    return ds, dnear, drows, dkeys
 
 
 def _describe(
@@ -311,9 +333,10 @@ def _describe(
     causal: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Return the pointers, the numbers and the flags that all kernels take."""
-    s, after = s.contiguous(), after.contiguous()
+    s, after = s.contiguous(), after.contiguous() if after.dim() == 4 else after
     (_, h, i, j), each, seen = s.shape, after.dim() == 4, read_mask(mask, causal, s, s.mT)
-    first, keys = after if before is None else before.contiguous(), (s, s) if keyed is None else keyed.contiguous()
+    first = after if before is None else before.contiguous() if each else before
+    keys = (s, s) if keyed is None else keyed.contiguous().unbind()
     flags = {
         "NEAR": 0 if near is None else near.shape[3],
         "FIRST": before is not None,
@@ -321,7 +344,7 @@ def _describe(
         "EACH": each,
         "T": TYPES[s.dtype],
     }
-    strides = (i * h * h, h * h) if each else (0, 0)
+    strides = (*((i * h * h, h * h) if each else (0, 0)), *first.stride()[-2:], *after.stride()[-2:])
     pointers = (s, s if near is None else near.contiguous(), first, after, *keys, seen.mask)
     return pointers, (h, i, j, *strides, *seen.strides), flags | seen.flags | {"H": round_up(h)}
 
@@ -333,10 +356,9 @@ def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @mix_heads_backward.register_fake
 def _(grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
-      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    first, last = (after.new_empty(0 if x is None else x.shape) for x in (before, keyed))
+      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     made = s.new_empty(s.shape), s.new_empty(0 if near is None else near.shape)
-    return *made, first, after.new_empty(after.shape), last
+    return *made, after.new_empty(2, *after.shape), after.new_empty((2, 0) if keyed is None else keyed.shape)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -349,7 +371,8 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     refuse_second_derivative()
     saved = ctx.saved_tensors  # a checkpoint computes them again, and once
-    made = mix_heads_backward(grad, *saved, ctx.causal)
+    ds, dnear, drows, dkeys = mix_heads_backward(grad, *saved, ctx.causal)
+    made = (ds, dnear, *drows.unbind(), dkeys)
     return *(None if x is None else dx for x, dx in zip(saved[:5], made, strict=True)), None, None
 
 

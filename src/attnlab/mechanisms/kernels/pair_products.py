@@ -150,6 +150,8 @@ def write_scores(
     """Write out (b,h,i,j) = scale·qkᵀ + bias. delta: G, O in the memory layout (b,i,h,d), and δ (b,h,i), or None."""
     (b, h, i, _), j, tile, added = q.shape, k.shape[2], choose_tile(q), read_bias(bias, q, k)
     grad, context, sums = delta or (q, q, q)
+    if not out.numel():
+        return
     with select_device(q):
         _scores[(b * h * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)](
             q, k, added.values, grad, context, out, sums, h, i, j, *q.stride(), *k.stride(), *added.strides,
@@ -180,3 +182,16 @@ def write_products(
             PARTED=sums is not None, SHARED=h // g, EVEN=is_multiple_of_8(j), **tile,
         )  # fmt: skip
     return dq, dk, dv
+
+
+def apply_weights(weights: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Return weights · v, (b,h,i,d) with the memory layout (b,i,h,d); weights (b,h,i,j) are 0 where hidden."""
+    (b, h, i, j), tile = weights.shape, choose_tile(v)
+    context = v.new_empty((b, i, h, v.shape[3])).transpose(1, 2)
+    with select_device(v):
+        _products[(b * h * divide_up(i, tile["BI"]),)](
+            weights, v, v, weights, v, v, context, context, context, context, h, i, j, 0, b * h * i, 0, 0, 0,
+            *v.stride(), *v.stride(), *v.stride(), 1.0, CAUSAL=causal, WEIGHTED=False, PARTED=False,
+            SHARED=h // v.shape[1], EVEN=is_multiple_of_8(j), **tile,
+        )  # fmt: skip
+    return context
