@@ -10,7 +10,9 @@ from attnlab.mechanisms.mechanism import visible
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
+from kernel_cases import fill_memory_with_nan
 
+from attnlab.mechanisms.kernels import dynamic_heads
 from attnlab.mechanisms.kernels import mixed_heads as kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
@@ -191,6 +193,30 @@ def test_it_is_a_proper_operator():
         torch.library.opcheck(kernel.mix_heads.opaque, given_, test_utils=tests)
 
 
+def test_sides_and_matrices_are_proper_operators():
+    """2 heads of rank 1: 4 hidden units, 6 numbers of a token."""
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    shapes = ((2, 5, 3), (8, 3), (2, 4, 4), (4, 3)), ((2, 2, 5, 6), (2, 2, 7, 6), (2, 2, 2))
+    for made, sizes in zip((dynamic_heads.derive_heads, dynamic_heads.make_matrices), shapes, strict=True):
+        given_ = tuple(torch.randn(size, device=DEVICE, requires_grad=True) for size in sizes)
+        torch.library.opcheck(made.opaque, given_, test_utils=tests)
+
+
+@pytest.mark.parametrize(("heads", "n"), [(3, 33), (16, 5)])
+def test_kernels_derive_the_sides_of_the_definition(heads, n, monkeypatch):
+    """More tokens than a program has, and outputs that start as NaN; with every gradient."""
+    fill_memory_with_nan(monkeypatch)
+    mechanism = draw_layer("dcmha", heads, 4)
+    x, found = torch.randn(2, n, heads * 4, device=DEVICE, requires_grad=True), {}
+    wanted = [x, *mechanism.of_key.parameters()]
+    grad = torch.randn(2, 2, n, 5 * heads, device=DEVICE)
+    for impl in ("fused", "reference"):
+        mechanism.impl = impl
+        side = mechanism.key_side(x)
+        found[impl] = [side, *torch.autograd.grad(side, wanted, grad)]
+    torch.testing.assert_close(found["fused"], found["reference"], atol=2e-5, rtol=1e-4)
+
+
 def test_what_is_not_covered_is_said_and_auto_takes_the_definition():
     q = torch.randn(1, 40, 5, 8, device=DEVICE)
     fused, auto = (attention("talking-heads", heads=40, head_dim=8, impl=impl).to(DEVICE) for impl in ("fused", "auto"))
@@ -239,3 +265,30 @@ for kind, dtype, heads, keyed, first in cases if EVERY else cases[1:2]:
 @some_and_all
 def test_kernels_compile_for_a_gpu_that_is_not_here(every):
     assert_compiles(COMPILE, every)
+
+
+COMPILE_SIDES = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import dynamic_heads as kernels
+
+names = ("_make_sides", "_make_sides_backward", "_make_matrices", "_make_matrices_backward")
+cases = [("bf16", "bfloat16", 16)] + [("fp32", "float32", 16), ("fp16", "float16", 32)] * EVERY
+for kind, dtype, heads in cases:
+    for kernel in (getattr(kernels, name) for name in names):
+        fixed = {"RANK": 2, "TOKENS": kernels.TOKENS, "HIDDEN": 4 * heads, "H": heads}
+        fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
+        fixed |= {"T": kernels.TYPES[getattr(torch, dtype)]} if "T" in kernel.arg_names else {}
+        numbers = ("size", "others", "length", "other_length", "hidden", "heads")
+        types = dict.fromkeys(kernel.arg_names, f"*{kind}") | dict.fromkeys(numbers, "i32") | {"parts": "*fp32"}
+        types |= dict.fromkeys(fixed, "constexpr")
+        signature = {name: types[name] for name in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+        assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+"""
+
+
+@some_and_all
+def test_kernels_of_sides_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE_SIDES, every)

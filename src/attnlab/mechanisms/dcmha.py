@@ -29,11 +29,20 @@ class DCMHA(Mechanism):
         self.of_query, self.of_key = (DynamicHeads(self.model_size, heads, rank) for _ in range(2))
 
     def query_side(self, x: Tensor) -> Tensor:
-        side: Tensor = self.of_query(x)
-        return side
+        return self.derive(self.of_query, x)
 
     def key_side(self, x: Tensor) -> Tensor:
-        side: Tensor = self.of_key(x)
+        return self.derive(self.of_key, x)
+
+    def derive(self, heads: "DynamicHeads", x: Tensor) -> Tensor:
+        """Return u, w and g of each token of x, by a kernel where it covers x."""
+        if self.wants_kernels(x):
+            from attnlab.mechanisms.kernels.dynamic_heads import derive_heads, find_side_gap
+
+            if find_side_gap(x, heads.outward) is None:
+                fused: Tensor = derive_heads(x, heads.inward.weight, heads.outward, heads.gate.weight)[0]
+                return fused
+        side: Tensor = heads(x)
         return side
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -51,13 +60,20 @@ class DCMHA(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options, sides=sides)
         self.check(q, k, mask, at, v)
-        query, key = (make_matrices(side, self.heads) for side in sides)
-        matrices = ((self.base[:, None, None] + query).to(q.dtype), key.to(q.dtype))  # (2,b,·,h,h) of S and P
+        matrices = self.make_matrices(q, sides)
         if has_bands(q, k, at):
             (before, after), keyed = matrices
             given: dict[str, Any] = {"causal": causal, "scale": self.scale, "keyed": keyed}
             return mix_in_bands(self, q, k, v, mask, before, after, **given), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options, sides=matrices), None
+
+    def make_matrices(self, q: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
+        """Return the matrices of queries and of keys, each (2,b,·,h,h), of S and P, in the type of q."""
+        from attnlab.mechanisms.kernels.dynamic_heads import make_matrices
+
+        query, key = (side.contiguous() for side in sides)
+        made: tuple[Tensor, Tensor] = make_matrices(query.to(q.dtype), key.to(q.dtype), self.base)
+        return made
 
     def weigh_fused(
         self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None,
@@ -97,11 +113,3 @@ def compose(a: Tensor, base: Tensor, query: Tensor, key: Tensor) -> Tensor:
         low = torch.einsum(f"bhij,b{t}rh->brij", a, u)
         mixed = mixed + torch.einsum(f"brij,b{t}rh->bhij", low, w) + torch.einsum(f"bhij,b{t}h->bhij", a, gate)
     return mixed
-
-
-def make_matrices(side: Tensor, heads: int) -> Tensor:
-    """The matrices Σ_r u_r ⊗ w_r + diag(g) by which tokens mix heads: (b,2,n,(2·rank+1)·h) -> (2,b,n,h,h)."""
-    rows = side.reshape(*side.shape[:3], side.shape[3] // heads, heads).transpose(0, 1)
-    rank = rows.shape[-2] // 2
-    u, w, gate = torch.split(rows, [rank, rank, 1], dim=-2)
-    return u.mT @ w + torch.diag_embed(gate.squeeze(-2))
