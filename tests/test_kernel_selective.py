@@ -11,6 +11,7 @@ from attnlab.mechanisms.selective import compute_masking
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles
+from kernel_cases import OPERATOR_TESTS, assert_fused, fill_memory_with_nan
 
 from attnlab.mechanisms.kernels import selective as kernel
 
@@ -50,6 +51,25 @@ def test_bands_have_the_gradients_of_the_definition(monkeypatch):
     assert judge_law("gradients are right", build, dtype=torch.float32, device=DEVICE).holds
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("dtype", "mask", "causal"), [(torch.float16, "none", True), (torch.float32, "full", False)])
+def test_one_band_equals_the_definition(kept, dtype, mask, causal, monkeypatch):
+    """Several tiles, grouped keys, and memory that starts as NaN. kept: all heads fit into a band, not only one."""
+    monkeypatch.setattr(by_rows, "LOGITS", 2 * 4 * 70 * 70 if kept else 2 * 70 * 70)
+    fill_memory_with_nan(monkeypatch)
+    assert_fused("selective", 2, 4, 70, 70, 8, dtype, mask, causal, shared=2)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_one_band_is_a_proper_operator(kept):
+    q = torch.randn(1, 2, 3, 16, device=DEVICE, requires_grad=True)
+    k, v = (torch.randn(1, 1, 5, 16, device=DEVICE, requires_grad=True) for _ in range(2))
+    mask, seed = torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8, torch.tensor(3, device=DEVICE)
+    torch.library.opcheck(
+        kernel.select_tokens.opaque, (q, k, v, mask, seed, True, 0.3, 0.1, kept), test_utils=OPERATOR_TESTS
+    )
+
+
 def test_dropout_is_the_same_in_both_passes(monkeypatch):
     """The gradient of V is the sum of the weights that the forward pass kept."""
     monkeypatch.setattr(by_rows, "LOGITS", 8 * 1 * 16)
@@ -76,7 +96,7 @@ from attnlab.mechanisms.kernels import selective
 for kernel in (selective._sum_masking, selective._sum_masking_backward):
     tile = dict(selective.TILE)
     options = {"num_warps": tile.pop("num_warps")}
-    fixed = tile | {"MASKED": 1, "CAUSAL": True}
+    fixed = tile | {"MASKED": 1, "CAUSAL": True, "CONTINUED": True}
     types = dict.fromkeys(("before", "fade", "after", "dfade", "dafter", "dbefore"), "*fp32") | {"mask": "*u8"}
     types |= {"z": "*bf16", "dz": "*bf16", "first": "*i32"} | dict.fromkeys(fixed, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}

@@ -5,7 +5,8 @@
 All heads subtract the same F. It adds no parameters. The first visible key, where the sequence begins, is never masked.
 A row reads all former queries: caches keep them, and each step computes all rows again. A hidden token masks nothing.
 impl="auto" goes by bands of queries where it is large: Σ M of the bands before is passed on. On a GPU each band is one
-softmax attention with the bias −F, whose logits are never stored; a kernel computes F. A band then counts one head.
+softmax attention with the bias −F, whose logits are never stored; a kernel computes F. A band then counts one head,
+and a single one is one operator, which computes F again in the backward pass where all heads would need bands.
 """
 
 from functools import partial
@@ -56,6 +57,11 @@ class Selective(Mechanism):
             rows = count_band_rows(self, q, k, heads=1)  # only F is in memory
         rate, length, former = self.dropout if self.training else 0.0, q.shape[2], k.shape[2] - q.shape[2]
         seed = draw_seed(self, DROPOUT, q.device) if rate else None
+        if fused and bias is None and rows >= length > 0:
+            from attnlab.mechanisms.kernels.selective import select_tokens
+
+            context: Tensor = select_tokens(q, k, v, mask, seed, causal, self.scale, rate, not large)[0]
+            return context, None
         mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype, former)
         call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if large else mix
         if large:
