@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from attnlab.mechanisms import MECHANISMS, attention, by_rows, multi_token
+from attnlab.mechanisms import MECHANISMS, attention, by_rows
 from attnlab.mechanisms.head_bands import mix_bands
 from attnlab.mechanisms.kernels.launch import LAUNCHED
-from attnlab.mechanisms.mechanism import visible
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
@@ -89,22 +88,20 @@ def test_multi_token_of_other_sizes(options):
     assert_same("multi-token", 1, 4, 5, 9, 8, torch.float32, causal=False, **options)
 
 
-@pytest.mark.parametrize(("i", "j"), [(33, 70), (40, 40), (21, 13), (1, 5), (4, 0), (0, 3)])
-@pytest.mark.parametrize(("queries", "keys"), [(6, 11), (1, 11), (4, 1), (2, 3)])
-def test_products_of_longer_vectors_are_the_convolution(i, j, queries, keys):
-    """In float64, at every visible pair."""
-    mechanism = attention("multi-token", heads=2, head_dim=4, queries=queries, keys=keys).double()
-    theta = mechanism.kernel.data.normal_()[:, 0]
-    q, k = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (i, j))
-    seen = visible(q, k, causal=True)
-    exact = mechanism.convolve((q @ k.mT).masked_fill(~seen, 0.0))
-    z = multi_token.unroll(q, queries) @ multi_token.smooth_keys(k, theta).mT
-    near = multi_token.convolve_diagonals(q, k, theta)
-    for row in range(i):
-        for t in range(near.shape[3]):
-            if row + j - i >= t:
-                z[:, :, row, row + j - i - t] = near[:, :, row, t]
-    torch.testing.assert_close(z.where(seen, 0.0), exact.where(seen, 0.0))
+@pytest.mark.parametrize(("dtype", "mask"), [(torch.float16, "none"), (torch.float32, "full")])
+def test_convolution_over_several_tiles_and_bands(dtype, mask, monkeypatch):
+    """A band begins with the last rows of the one before; buffers start as NaN."""
+    monkeypatch.setattr(by_rows, "LOGITS", 2 * 140 * 70)
+    fill_memory_with_nan(monkeypatch)
+    assert_same("multi-token", 1, 2, 130, 140, 8, dtype, mask, causal=True, keys=37)
+    assert_same("multi-token", 1, 2, 9, 70, 8, dtype, mask)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_too_wide_for_the_products_of_kernels(name, monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 2 * 6 * 4)
+    for n in (2, 6):
+        assert_same(name, 1, 2, n, 6, 260, torch.float32, "keys", causal=True, shared=2)
 
 
 @pytest.mark.slow
@@ -157,16 +154,15 @@ def test_bands_drop_the_same_weights_in_both_passes(name, monkeypatch):
 
 
 def test_bands_are_a_proper_operator():
-    q, k, v = (torch.randn(1, 2, n, d, device=DEVICE, requires_grad=True) for n, d in ((5, 3), (7, 6), (7, 3)))
-    near, square = torch.randn(1, 2, 5, 2, device=DEVICE, requires_grad=True), torch.eye(2, device=DEVICE)
-    before, after = torch.randn(2, 1, 5, 2, 2, device=DEVICE).requires_grad_().unbind()
+    q, k, v = (torch.randn(1, 2, n, 3, device=DEVICE, requires_grad=True) for n in (5, 7, 7))
+    theta, square = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True), torch.eye(2, device=DEVICE)
+    before, after = (torch.randn(1, 5, 2, 2, device=DEVICE, requires_grad=True) for _ in range(2))
     keyed = torch.randn(2, 1, 7, 2, 2, device=DEVICE, requires_grad=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     mask, mixer = torch.rand(1, 1, 5, 7, device=DEVICE) < 0.8, square.requires_grad_()
-    for given_ in ((q, k, v, near, None, mixer, None, None), (q, k[..., :3], v, None, before, after, keyed, mask)):
-        count = 2 if given_[3] is not None else 1
+    for given_ in ((theta, None, mixer, None, None), (None, before, after, keyed, mask)):
         for size in (2, 5):
-            torch.library.opcheck(mix_bands.opaque, (*given_, None, True, 0.7, 0.0, size, count), test_utils=tests)
+            torch.library.opcheck(mix_bands.opaque, (q, k, v, *given_, None, True, 0.7, 0.0, size), test_utils=tests)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,8 +184,7 @@ def test_it_is_a_proper_operator():
     before, after = torch.randn(2, 1, 3, 2, 2, device=DEVICE).requires_grad_().unbind()
     keyed = torch.randn(2, 1, 5, 2, 2, device=DEVICE, requires_grad=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    near = torch.randn(1, 2, 3, 2, device=DEVICE, requires_grad=True)
-    for given_ in ((s, None, before, after, keyed, None, True), (s, near, None, after[0, 0], None, None, True)):
+    for given_ in ((s, before, after, keyed, None, True), (s, None, after[0, 0], None, None, True)):
         torch.library.opcheck(kernel.mix_heads.opaque, given_, test_utils=tests)
 
 
@@ -250,9 +245,8 @@ for kind, dtype, heads, keyed, first in cases if EVERY else cases[1:2]:
             tile = head_tiles.choose_rows(s, keyed=keyed, backward=kernel is kernels._backward_rows)
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
         fixed = tile | {"T": kernels.TYPES[dtype], "FIRST": first, "KEYED": keyed, "EACH": keyed, "H": heads}
-        fixed["NEAR"] = 0 if first else 10
         fixed |= {"MASKED": True, "CAUSAL": True} | ({"KNOWN": not first} if kernel is kernels._forward else {})
-        logits = ("s", "near", "grad", "out", "ds", "dnear")
+        logits = ("s", "grad", "out", "ds")
         types = dict.fromkeys((*logits, "before", "after", "key_before", "key_after"), f"*{kind}")
         types |= dict.fromkeys(("lse", "delta", "dbefore", "dafter", "dkey_before", "dkey_after"), "*fp32")
         types |= dict.fromkeys(fixed, "constexpr") | {"mask": "*u8"}
@@ -292,3 +286,29 @@ for kind, dtype, heads in cases:
 @some_and_all
 def test_kernels_of_sides_compile_for_a_gpu_that_is_not_here(every):
     assert_compiles(COMPILE_SIDES, every)
+
+
+COMPILE_CONVOLUTION = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import convolution as kernels
+
+for kind, dtype in [("bf16", torch.bfloat16)] + [("fp32", torch.float32)] * EVERY:
+    _, flags, tile = kernels._describe(torch.empty(1, 2, 64, 64, dtype=dtype), torch.empty(2, 6, 11), None, True, 0)
+    options = {"num_warps": tile.pop("num_warps")}
+    for kernel, more in (
+        (kernels._convolve, {"TURNED": True}), (kernels._convolve, {"TURNED": False}), (kernels._differentiate, {})
+    ):
+        fixed = flags | tile | more | {"MASKED": 1}
+        types = dict.fromkeys(("s", "dz", "theta", "out"), f"*{kind}") | {"mask": "*u8", "parts": "*fp32"}
+        types |= dict.fromkeys(fixed, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+"""
+
+
+@some_and_all
+def test_kernels_of_the_convolution_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE_CONVOLUTION, every)

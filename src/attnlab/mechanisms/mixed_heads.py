@@ -20,14 +20,14 @@ def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor, bias: Tensor | Non
 
 def weigh_heads(
     s: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor, *, causal: bool,
-    at: Tensor | None, keyed: Tensor | None = None, near: Tensor | None = None,
+    at: Tensor | None, keyed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the weights of logits s (b,h,i,j), by the kernels. before, after, keyed and near: see `mix_heads`."""
+    """Return the weights of logits s (b,h,i,j), by the kernels. before, after and keyed: see `mix_heads`."""
     from attnlab.mechanisms.kernels.mixed_heads import mix_heads
 
     if causal and at is not None:
         mask, causal = visible(q, k, mask, causal=True, at=at), False
-    weights: Tensor = mix_heads(s.to(q.dtype), near, before, after, keyed, mask, causal)[0]
+    weights: Tensor = mix_heads(s.to(q.dtype), before, after, keyed, mask, causal)[0]
     return weights
 
 
@@ -38,11 +38,11 @@ def has_bands(q: Tensor, k: Tensor, at: Tensor | None) -> bool:
 
 def mix_in_bands(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor,
-    *, causal: bool, scale: float = 1.0, keyed: Tensor | None = None, near: Tensor | None = None, count: int = 1,
+    *, causal: bool, scale: float = 1.0, keyed: Tensor | None = None, theta: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the context (b,h,i,d). before, after, keyed and near: see `mix_heads`; scale and count: `mix_bands`."""
+    """Return the context (b,h,i,d). before, after and keyed: see `mix_heads`; scale and theta: `mix_bands`."""
     size, rate = count_band_rows(mechanism, q, k), mechanism.dropout if mechanism.training else 0.0
     seed = draw_seed(mechanism, DROPOUT, q.device) if rate else None
-    given = (near, before, after, keyed, mask, seed, causal, scale, rate, size, count)
+    given = (theta, before, after, keyed, mask, seed, causal, scale, rate, size)
     context: Tensor = mix_bands(q, k, v, *given)[0]
     return context

@@ -36,30 +36,14 @@ def compose_heads(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.c
 
 
 @triton.jit
-def has_near(first, left, rows, keys, BJ: tl.constexpr, NEAR: tl.constexpr):
-    """Whether a tile of rows from `first` on and BJ keys from `left` on has near pairs."""
-    return (NEAR > 0) & (first + (keys - rows) - left < NEAR - 1 + BJ)
-
-
-@triton.jit
-def find_near(i, j, h, inside, rows, keys, NEAR: tl.constexpr):
-    """Offsets of near pairs, 0 ≤ t = i − j < NEAR, in one example of (b,h,i,NEAR), and which pairs these are."""
-    t = (i + (keys - rows))[:, None, None] - j[None, :, None]
-    return (h[None, None, :] * rows + i[:, None, None]) * NEAR + t, inside & (t >= 0) & (t < NEAR)
-
-
-@triton.jit
 def score_heads(
-    s, near, m, of_keys, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr,
-    NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    s, m, of_keys, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr,
+    KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """s and Z log₂ e of one tile, in float32, and which pairs are visible; s is 0 and Z is −∞ where they are not."""
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
     place, inside = place_pairs(i, j, h, heads, rows, keys)
     a = tl.load(s + place, mask=inside, other=0.0)
-    if has_near(first, left, rows, keys, j.shape[0], NEAR):
-        at, close = find_near(i, j, h, inside, rows, keys, NEAR)
-        a = tl.where(close, tl.load(near + at, mask=close, other=0.0), a)
     a = tl.where(seen, a.to(tl.float32), 0.0)
     z = a
     if FIRST:

@@ -4,8 +4,7 @@
 
     compose(S)_:ij = s (M_i + K_j)        M_i, K_j (h,h): of the row, or the same for all rows; of the key, or none
 
-Without a first matrix Z = S. In causal attention, S near the diagonal may come from a tensor of its own, (b,h,i,NEAR):
-its column t holds key i − t, with queries counted like keys.
+Without a first matrix Z = S.
 
     forward        sweep 1: L = log₂ Σ_j 2^Z'        sweep 2: P = 2^{Z'−L}, then W                  Z' = Z log₂ e
     of the rows    dP = compose'ᵀ(dW)    δ = Σ_j P dP    dM' = Σ_j p ⊗ dw    dM = Σ_j s ⊗ (p ∘ dp) − (Σ_j s ⊗ p) ∘ δ
@@ -26,8 +25,6 @@ from torch import Tensor
 
 from attnlab.mechanisms.kernels.head_scores import (
     compose_heads,
-    find_near,
-    has_near,
     load_matrices,
     place_pairs,
     score_heads,
@@ -48,8 +45,8 @@ from attnlab.mechanisms.kernels.pairs import first_query, last_key, read_mask
 @remember_calls
 @triton.jit
 def _forward(
-    s, near, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, x_r, x_c, y_r, y_c,
-    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    s, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, x_r, x_c, y_r, y_c,
+    m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
     EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, KNOWN: tl.constexpr, H: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +56,6 @@ def _forward(
     first = (tiles - 1 - tl.program_id(0) % tiles) * BI  # causal: the longest rows are the last, and start first
     i, h = first + tl.arange(0, BI), tl.arange(0, H)
     s += b * heads * rows * keys
-    near += b * heads * rows * NEAR
     out += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
@@ -73,8 +69,8 @@ def _forward(
         top, total = tl.full((BI, H), float("-inf"), tl.float32), tl.zeros((BI, H), dtype=tl.float32)
         for left in range(0, end, BJ):
             j = left + tl.arange(0, BJ)
-            _, z, _ = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i,
-                                  m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+            _, z, _ = score_heads(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                                  MASKED, CAUSAL)  # fmt: skip
             higher = tl.maximum(top, tl.max(z, 1))
             level = tl.where(higher == float("-inf"), 0.0, higher)
             total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
@@ -84,8 +80,8 @@ def _forward(
     n = load_matrices(after + b * x_b, i, h, heads, rows, x_i, y_r, y_c, T)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
-        _, z, _ = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j,
-                              T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+        _, z, _ = score_heads(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                              MASKED, CAUSAL)  # fmt: skip
         w = compose_heads(tl.exp2(z - level[:, None, :]), n, key_after, j, h, heads, keys, T, KEYED, False)
         place, inside = place_pairs(i, j, h, heads, rows, keys)
         tl.store(out + place, w, mask=inside)
@@ -105,7 +101,7 @@ def _store_sums(
         place = (b * rows + i)[:, None, None] * heads * heads + place[None, :, :]
         square = (i < rows)[:, None, None] & square[None, :, :]
     else:
-        place = tl.program_id(0) * 2 * heads * heads + place  # dbefore and dafter are those of one program, in turn
+        place = tl.program_id(0) * (2 if FIRST else 1) * heads * heads + place  # dbefore, if there is one, and dafter
         sum_n, sum_m = tl.sum(sum_n, 0), tl.sum(sum_m, 0)
     tl.store(dafter + place, sum_n, mask=square)
     if FIRST:
@@ -115,9 +111,9 @@ def _store_sums(
 @remember_calls
 @triton.jit
 def _backward_rows(
-    s, near, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys,
+    s, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys,
     x_b, x_i, x_r, x_c, y_r, y_c,
-    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
     EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +123,6 @@ def _backward_rows(
     first = (tiles - 1 - tl.program_id(0) % tiles) * BI
     i, h = first + tl.arange(0, BI), tl.arange(0, H)
     s += b * heads * rows * keys
-    near += b * heads * rows * NEAR
     grad += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
@@ -141,8 +136,8 @@ def _backward_rows(
     sum_up = tl.zeros((BI, H, H), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
-        a, z, seen = score_heads(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i,
-                                 m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+        a, z, seen = score_heads(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                                 MASKED, CAUSAL)  # fmt: skip
         p = tl.exp2(z - level[:, None, :])
         place, inside = place_pairs(i, j, h, heads, rows, keys)
         g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
@@ -183,9 +178,9 @@ def _store_key_sums(dkey_before, dkey_after, sum_m, sum_n, first, j, h, heads, k
 @remember_calls
 @triton.jit
 def _backward_keys(
-    s, near, before, after, key_before, key_after, mask, grad, lse, delta, ds, dnear, dkey_before, dkey_after, heads,
+    s, before, after, key_before, key_after, mask, grad, lse, delta, ds, dkey_before, dkey_after, heads,
     rows, keys, x_b, x_i, x_r, x_c, y_r, y_c,
-    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
     EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -198,10 +193,8 @@ def _backward_keys(
     begin, left = tl.program_id(0) // tiles % spans * SPAN, tl.program_id(0) % tiles * BJ
     j, h = left + tl.arange(0, BJ), tl.arange(0, H)
     s += b * heads * rows * keys
-    near += b * heads * rows * NEAR
     grad += b * heads * rows * keys
     ds += b * heads * rows * keys
-    dnear += b * heads * rows * NEAR
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
     end = tl.minimum(begin + SPAN, rows)
@@ -217,8 +210,8 @@ def _backward_keys(
         if EACH:
             m = load_matrices(before + b * x_b, i, h, heads, rows, x_i, x_r, x_c, T)
             n = tl.permute(load_matrices(after + b * x_b, i, h, heads, rows, x_i, y_r, y_c, T), (0, 2, 1))
-        a, z, seen = score_heads(s, near, m, key_before, mask, b, below, left, i, j, h, heads, rows, keys, m_b, m_i,
-                                 m_j, T, NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+        a, z, seen = score_heads(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                                 MASKED, CAUSAL)  # fmt: skip
         plane = (b * heads + h[None, :]) * rows + i[:, None]
         known = (i < rows)[:, None] & (h < heads)[None, :]
         p = tl.exp2(z - tl.load(lse + plane, mask=known, other=0.0)[:, None, :])
@@ -229,10 +222,6 @@ def _backward_keys(
         back = dz
         if FIRST:
             back = compose_heads(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
-        if has_near(below, left, rows, keys, BJ, NEAR):
-            at, close = find_near(i, j, h, inside, rows, keys, NEAR)
-            tl.store(dnear + at, back, mask=close)
-            back = tl.where(close, 0.0, back)
         tl.store(ds + place, back, mask=inside)
         if KEYED:
             turned = tl.permute(p.to(T), (1, 2, 0))
@@ -246,37 +235,36 @@ def _backward_keys(
 
 @operator("attnlab::mix_heads")
 def mix_heads(
-    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights W (b,h,i,j) of logits s (b,h,i,j), and the rows' levels L (b,h,i), in base 2.
 
-    near            logits of the last keys of each query, its own first, (b,h,i,·), instead of those in s; or None
     before, after   M of S and of P, (b,i,h,h) or (h,h), heads in, heads out; before may be None
     keyed           K of S and of P, (2,b,j,h,h), or None
     mask            bool, broadcastable to (b,1,i,j), or None; causal is aligned bottom-right
     """
     note_launch("mixed_heads")
     out, lse = _allocate_outputs(s)
-    _compute_weights(s, near, before, after, keyed, mask, out, lse, causal, known=False)
+    _compute_weights(s, before, after, keyed, mask, out, lse, causal, known=False)
     return out, lse
 
 
 def mix_heads_again(
-    s: Tensor, lse: Tensor, causal: bool, near: Tensor | None, before: Tensor | None, after: Tensor,
+    s: Tensor, lse: Tensor, causal: bool, before: Tensor | None, after: Tensor,
     keyed: Tensor | None, mask: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The weights alone, from the levels that `mix_heads` returned, in one sweep; not recorded by autograd."""
     out = torch.empty_like(s)
-    _compute_weights(s, near, before, after, keyed, mask, out, lse, causal, known=True)
+    _compute_weights(s, before, after, keyed, mask, out, lse, causal, known=True)
     return out
 
 
 def _compute_weights(
-    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
     out: Tensor, lse: Tensor, causal: bool, *, known: bool,
 ) -> None:  # fmt: skip
-    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
+    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
     tile = choose_rows(s, keyed=flags["KEYED"])
     with select_device(s):
         grid = (len(s) * divide_up(s.shape[2], tile["BI"]),)
@@ -285,51 +273,49 @@ def _compute_weights(
 
 @operator("attnlab::mix_heads_backward")
 def mix_heads_backward(
-    grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
+    grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None,
     mask: Tensor | None, lse: Tensor, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of s and near, of before and after together, and of keyed; that of one that is None is empty.
-
-    That of before is undefined where before is None.
-    """
-    ds, dnear, drows, dkeys = compute_slopes(grad, s, lse, causal, near, before, after, keyed, mask)
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s, of before, if there is one, and after together, and of keyed, empty if that is None."""
+    ds, drows, dkeys = compute_slopes(grad, s, lse, causal, before, after, keyed, mask)
     if after.dim() == 2:
         drows = drows.sum(0).to(after.dtype)
-    return ds, dnear, drows, dkeys
+    return ds, drows, dkeys
 
 
 def compute_slopes(
-    grad: Tensor, s: Tensor, lse: Tensor, causal: bool, near: Tensor | None, before: Tensor | None, after: Tensor,
+    grad: Tensor, s: Tensor, lse: Tensor, causal: bool, before: Tensor | None, after: Tensor,
     keyed: Tensor | None, mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of s, near, before and after together, and keyed; those of matrices that all rows share in parts.
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s, before and after together, and keyed; those of matrices that all rows share in parts.
 
-    before and after: (2,b,i,h,h), or parts in float32 (·,2,h,h). That of before is undefined where before is None.
+    before, if there is one, and after: (1 or 2,b,i,h,h), or parts in float32 (·,1 or 2,h,h).
     """
-    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
+    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
     (b, h, i, j), tile = s.shape, choose_rows(s, keyed=flags["KEYED"], backward=True)
     programs, each = b * divide_up(i, tile["BI"]), flags["EACH"]
     (ds, delta), grad = _allocate_outputs(s), grad.contiguous()
-    drows = s.new_empty((2, b, i, h, h) if each else (programs, 2, h, h), dtype=after.dtype if each else torch.float32)
+    kinds = 1 if before is None else 2
+    shape = (kinds, b, i, h, h) if each else (programs, kinds, h, h)
+    drows = s.new_empty(shape, dtype=after.dtype if each else torch.float32)
     with select_device(s):
         halves = drows.unbind(0 if each else 1)
-        _backward_rows[(programs,)](*pointers, grad, lse, delta, *halves, *numbers, **flags, **tile)
+        _backward_rows[(programs,)](*pointers, grad, lse, delta, halves[0], halves[-1], *numbers, **flags, **tile)
     tile = choose_keys(s, keyed=flags["KEYED"])
     spans = divide_up(i, tile["SPAN"])
-    dnear = s.new_empty(0) if near is None else near.new_zeros(near.shape)
     dkeys = after.new_empty(2, 0)
     if keyed is not None:
         dkeys = s.new_empty((2, b, spans, j, h, h), dtype=keyed.dtype if spans == 1 else torch.float32)
     with select_device(s):
         programs = b * spans * divide_up(j, tile["BJ"])
-        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, dnear, *dkeys.unbind(), *numbers, **flags, **tile)
+        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, *dkeys.unbind(), *numbers, **flags, **tile)
     if keyed is not None:
         dkeys = dkeys.squeeze(2) if spans == 1 else dkeys.sum(2).to(keyed.dtype)
-    return ds, dnear, drows, dkeys
+    return ds, drows, dkeys
 
 
 def _describe(
-    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
     causal: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Return the pointers, the numbers and the flags that all kernels take."""
@@ -338,14 +324,13 @@ def _describe(
     first = after if before is None else before.contiguous() if each else before
     keys = (s, s) if keyed is None else keyed.contiguous().unbind()
     flags = {
-        "NEAR": 0 if near is None else near.shape[3],
         "FIRST": before is not None,
         "KEYED": keyed is not None,
         "EACH": each,
         "T": TYPES[s.dtype],
     }
     strides = (*((i * h * h, h * h) if each else (0, 0)), *first.stride()[-2:], *after.stride()[-2:])
-    pointers = (s, s if near is None else near.contiguous(), first, after, *keys, seen.mask)
+    pointers = (s, first, after, *keys, seen.mask)
     return pointers, (h, i, j, *strides, *seen.strides), flags | seen.flags | {"H": round_up(h)}
 
 
@@ -355,10 +340,10 @@ def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @mix_heads_backward.register_fake
-def _(grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
-      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    made = s.new_empty(s.shape), s.new_empty(0 if near is None else near.shape)
-    return *made, after.new_empty(2, *after.shape), after.new_empty((2, 0) if keyed is None else keyed.shape)
+def _(grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None,
+      *rest: Any) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dkeys = after.new_empty((2, 0) if keyed is None else keyed.shape)
+    return s.new_empty(s.shape), after.new_empty(1 if before is None else 2, *after.shape), dkeys
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -371,9 +356,9 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     refuse_second_derivative()
     saved = ctx.saved_tensors  # a checkpoint computes them again, and once
-    ds, dnear, drows, dkeys = mix_heads_backward(grad, *saved, ctx.causal)
-    made = (ds, dnear, *drows.unbind(), dkeys)
-    return *(None if x is None else dx for x, dx in zip(saved[:5], made, strict=True)), None, None
+    ds, drows, dkeys = mix_heads_backward(grad, *saved, ctx.causal)
+    made = (ds, drows[0], drows[-1], dkeys)
+    return *(None if x is None else dx for x, dx in zip(saved[:4], made, strict=True)), None, None
 
 
 mix_heads.register_autograd(_gradients, setup_context=_save_inputs)

@@ -107,14 +107,17 @@ def _sum_columns(parts, out, program, shares, size):
 
 
 @remember_calls
-@triton.jit(do_not_specialize=("rows", "keys", "by_key", "by_query", "by_value", "shares", "size"))
+@triton.jit(do_not_specialize=("rows", "keys", "by_key", "by_query", "by_value", "shares", "size", "former"))
 def _products(
     ds, q, k, weights, grad, parts, dq, dk, dv, sums, heads, rows, keys, by_key, by_query, by_value, shares, size,
-    q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, g_b, g_h, g_i, g_d, scale, CAUSAL: tl.constexpr, WEIGHTED: tl.constexpr,
-    PARTED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    D: tl.constexpr, WIDE: tl.constexpr,
+    former, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, g_b, g_h, g_i, g_d, scale, CAUSAL: tl.constexpr,
+    WEIGHTED: tl.constexpr, PARTED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """by_key programs for dK, then by_query for dQ, then, if WEIGHTED, by_value for dV; the others sum the parts."""
+    """by_key programs for dK, then by_query for dQ, then, if WEIGHTED, by_value for dV; the others sum the parts.
+
+    former: rows of dS before those of the weights.
+    """
     keys = mark_multiple_of_8(keys, EVEN)
     program = tl.program_id(0)
     if program < by_key:
@@ -129,8 +132,9 @@ def _products(
         if WEIGHTED:
             other = program - by_key - by_query
             _multiply_keys(
-                weights, grad, dv, other, heads, rows, keys, g_b, g_h, g_i, g_d, 1.0, CAUSAL, SHARED, BI, BJ, D, WIDE
-            )
+                weights, grad, dv, other, heads, rows - former, keys, g_b, g_h, g_i, g_d, 1.0, CAUSAL, SHARED, BI, BJ,
+                D, WIDE,
+            )  # fmt: skip
     else:
         if PARTED:
             _sum_columns(parts, sums, program - by_key - by_query - by_value, shares, size)
@@ -166,7 +170,7 @@ def write_products(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dQ, dK and, of `weighted`, dV; ds (b,h,i,j) is 0 where hidden.
 
-    weighted   W (b,h,i,j), 0 where hidden, and G (b,h,i,d); or None, then dV is dQ
+    weighted   W, 0 where hidden, and G (b,h,·,d), of all rows of ds or of the last; or None, then dV is dQ
     """
     (b, h, i, _), (g, j), tile = q.shape, k.shape[1:3], choose_tile(q)
     dq, dk = empty_by_token(q), empty_by_token(k)
@@ -178,8 +182,8 @@ def write_products(
     with select_device(q):
         _products[(by_key + by_query + by_value + divide_up(size, COLUMNS.value),)](
             ds, q, k, weights, grad, parts, dq, dk, dv, out, h, i, j, by_key, by_query, by_value, shares, size,
-            *q.stride(), *k.stride(), *grad.stride(), scale, CAUSAL=causal, WEIGHTED=weighted is not None,
-            PARTED=sums is not None, SHARED=h // g, EVEN=is_multiple_of_8(j), **tile,
+            i - weights.shape[2], *q.stride(), *k.stride(), *grad.stride(), scale, CAUSAL=causal,
+            WEIGHTED=weighted is not None, PARTED=sums is not None, SHARED=h // g, EVEN=is_multiple_of_8(j), **tile,
         )  # fmt: skip
     return dq, dk, dv
 
@@ -190,7 +194,7 @@ def apply_weights(weights: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     context = v.new_empty((b, i, h, v.shape[3])).transpose(1, 2)
     with select_device(v):
         _products[(b * h * divide_up(i, tile["BI"]),)](
-            weights, v, v, weights, v, v, context, context, context, context, h, i, j, 0, b * h * i, 0, 0, 0,
+            weights, v, v, weights, v, v, context, context, context, context, h, i, j, 0, b * h * i, 0, 0, 0, 0,
             *v.stride(), *v.stride(), *v.stride(), 1.0, CAUSAL=causal, WEIGHTED=False, PARTED=False,
             SHARED=h // v.shape[1], EVEN=is_multiple_of_8(j), **tile,
         )  # fmt: skip
