@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
 from kernel_cases import fill_memory_with_nan
 
-from attnlab.mechanisms.kernels import dynamic_heads
+from attnlab.mechanisms.kernels import dynamic_heads, gated_norm
 from attnlab.mechanisms.kernels import mixed_heads as kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
@@ -179,6 +179,25 @@ def test_bands_compile_as_one_graph(name, monkeypatch):
     torch.testing.assert_close(*(torch.autograd.grad(c.square().sum(), q)[0] for c in contexts))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_end_of_multi_token_is_that_of_the_definition(dtype, monkeypatch):
+    """More rows than a program has, in a layout of their own, and outputs that start as NaN; with every gradient."""
+    fill_memory_with_nan(monkeypatch)
+    mechanism, found = draw_layer("multi-token", 3, 5).to(dtype), {}
+    context = torch.randn(2, 70, 3, 5, device=DEVICE).transpose(1, 2).to(dtype).requires_grad_()
+    wanted, grad = [context, *mechanism.norm.parameters(), *mechanism.gate.parameters()], torch.randn_like(context)
+    for impl in ("fused", "reference"):
+        mechanism.impl = impl
+        out = mechanism.finish(context)
+        found[impl] = [out, *torch.autograd.grad(out, wanted, grad)]
+    slack = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 1e-2}
+    torch.testing.assert_close(found["fused"], found["reference"], **slack)
+    given_ = (context, mechanism.norm.weight, mechanism.gate.weight, mechanism.gate.bias, 1e-5)
+    if dtype == torch.float32:
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(gated_norm.gated_norm.opaque, given_, test_utils=tests)
+
+
 def test_it_is_a_proper_operator():
     s = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True)
     before, after = torch.randn(2, 1, 3, 2, 2, device=DEVICE).requires_grad_().unbind()
@@ -307,6 +326,25 @@ for kind, dtype in [("bf16", torch.bfloat16)] + [("fp32", torch.float32)] * EVER
         made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
 """
+
+
+COMPILE_NORM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import gated_norm as kernels
+
+for kernel in (kernels._forward, kernels._backward):
+    fixed = {"ROWS": kernels.ROWS, "D": 64, "WIDE": 64}
+    types = dict.fromkeys(("y", "weight", "gate", "shift", "grad", "out"), "*bf16") | {"parts": "*fp32", "eps": "fp32"}
+    types |= dict.fromkeys(fixed, "constexpr")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+"""
+
+
+def test_kernels_of_the_norm_compile_for_a_gpu_that_is_not_here():
+    assert_compiles(COMPILE_NORM)
 
 
 @some_and_all

@@ -93,6 +93,12 @@ class MultiToken(Mechanism):
     def finish(self, context: Tensor) -> Tensor:
         if self.norm is None or self.gate is None:
             return context
+        if self.wants_kernels(context):
+            from attnlab.mechanisms.kernels.gated_norm import find_norm_gap, gated_norm
+
+            if find_norm_gap(context, self.norm.weight) is None:
+                fused: Tensor = gated_norm(context, self.norm.weight, self.gate.weight, self.gate.bias, self.norm.eps)
+                return fused
         y = F.rms_norm(widen(context), (self.head_dim,), widen(self.norm.weight), self.norm.eps).to(context.dtype)
         gate: Tensor = self.gate(y).sigmoid()
         return gate * y
