@@ -34,6 +34,7 @@ VIEWS = {
     "empty_like", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "type_as",
     "scaled_dot_product_attention", "resolve_conj", "linear", "softmax", "log_softmax", "sum_to_size", "is_same_size",
     "promote_types", "float", "mm_out", "einsum", "conj", "stride", "size", "broadcast_tensors", "expand_copy",
+    "numpy_T",
 }  # fmt: skip
 
 
