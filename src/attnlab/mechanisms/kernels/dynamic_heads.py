@@ -1,6 +1,6 @@
 """What DCMHA derives of its input: from two projections, each token's u, w and g; then the matrices that mix heads.
 
-    sides      [U, W] = GELU(a) W₂      u = U / √(mean U² + ε) of each rank      g = tanh(c)      a = x W₁ᵀ, c = x W_gᵀ
+    sides      [U, W] = GELU(a) W₂      u = U / √(mean U² + ε) of each rank      g = tanh(c)      [a, c] = x [W₁; W_g]ᵀ
     matrices   M_t = W_b + Σ_r u_tr ⊗ w_tr + diag(g_t)
 
 A program takes some tokens of the parameters for S, or of those for P. The backward pass computes GELU and U again; the
@@ -30,11 +30,12 @@ TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: t
 
 
 @triton.jit
-def _activate(a, t, s, size, hidden, TOKENS: tl.constexpr, HIDDEN: tl.constexpr):
-    """GELU of tokens t, and its derivative, (TOKENS,HIDDEN) in float32; a (size,2,hidden)."""
+def _activate(ac, t, s, size, hidden, heads, TOKENS: tl.constexpr, HIDDEN: tl.constexpr):
+    """GELU of a of tokens t, and its derivative, (TOKENS,HIDDEN) in float32; ac (size,2·hidden + 2·heads)."""
     m = tl.arange(0, HIDDEN)
     inside = (t < size)[:, None] & (m < hidden)[None, :]
-    x = tl.load(a + (t[:, None] * 2 + s) * hidden + m[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = t[:, None] * (2 * hidden + 2 * heads) + s * hidden + m[None, :]
+    x = tl.load(ac + place, mask=inside, other=0.0).to(tl.float32)
     share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
     return x * share, share + x * 0.3989422804014327 * tl.exp2(x * x * -0.7213475204444817)
 
@@ -56,35 +57,36 @@ def _at_side(b, s, n, width, length):
 @remember_calls
 @triton.jit(do_not_specialize=("size", "length"))
 def _make_sides(
-    a, c, w, side, size, length, hidden, heads, RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr,
+    ac, w, side, size, length, hidden, heads, RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr,
     H: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     t, s = tl.program_id(0) // 2 * TOKENS + tl.arange(0, TOKENS), tl.program_id(0) % 2
     h, width = tl.arange(0, H), (2 * RANK + 1) * heads
     place = side + _at_side(t // length, s, t % length, width, length)[:, None] + h[None, :]
     inside = (t < size)[:, None] & (h < heads)[None, :]
-    y, _slope = _activate(a, t, s, size, hidden, TOKENS, HIDDEN)
+    y, _slope = _activate(ac, t, s, size, hidden, heads, TOKENS, HIDDEN)
     for rank in tl.static_range(2 * RANK):
         z = tl.dot(y.to(T), _load_rank(w, s, rank, hidden, heads, HIDDEN, H, T), input_precision="ieee")
         if rank < RANK:
             z *= tl.rsqrt(tl.sum(z * z, 1) / heads + EPS)[:, None]
         tl.store(place + rank * heads, z, mask=inside)
-    g = tl.load(c + (t[:, None] * 2 + s) * heads + h[None, :], mask=inside, other=0.0).to(tl.float32)
+    row = t[:, None] * (2 * hidden + 2 * heads)
+    g = tl.load(ac + row + 2 * hidden + s * heads + h[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(place + 2 * RANK * heads, 2.0 / (1.0 + tl.exp2(g * -2.8853900817779268)) - 1.0, mask=inside)
 
 
 @remember_calls
 @triton.jit(do_not_specialize=("size", "length"))
 def _make_sides_backward(
-    a, w, side, grad, active, dz, da, dc, size, length, hidden, heads, RANK: tl.constexpr, TOKENS: tl.constexpr,
+    ac, w, side, grad, active, dz, dac, size, length, hidden, heads, RANK: tl.constexpr, TOKENS: tl.constexpr,
     HIDDEN: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """GELU(a) and dZ, (2,size,hidden), of which dW₂ is a product; da (size,2,hidden) and dc (size,2,heads)."""
+    """GELU(a) and dZ, (2,size,hidden), of which dW₂ is a product, and the gradient of ac."""
     t, s = tl.program_id(0) // 2 * TOKENS + tl.arange(0, TOKENS), tl.program_id(0) % 2
     h, m, width = tl.arange(0, H), tl.arange(0, HIDDEN), (2 * RANK + 1) * heads
     place = _at_side(t // length, s, t % length, width, length)[:, None] + h[None, :]
     inside, known = (t < size)[:, None] & (h < heads)[None, :], (t < size)[:, None] & (m < hidden)[None, :]
-    y, slope = _activate(a, t, s, size, hidden, TOKENS, HIDDEN)
+    y, slope = _activate(ac, t, s, size, hidden, heads, TOKENS, HIDDEN)
     flat = (s * size + t[:, None]) * hidden
     tl.store(active + flat + m[None, :], y, mask=known)
     back = tl.zeros((TOKENS, HIDDEN), dtype=tl.float32)
@@ -98,36 +100,38 @@ def _make_sides_backward(
             d = inverse * (d - z * (tl.sum(d * z, 1) / heads)[:, None])
         tl.store(dz + flat + rank * heads + h[None, :], d, mask=inside)
         back += tl.dot(d.to(T), tl.trans(matrix), input_precision="ieee")
-    tl.store(da + (t[:, None] * 2 + s) * hidden + m[None, :], back * slope, mask=known)
+    row = t[:, None] * (2 * hidden + 2 * heads)
+    tl.store(dac + row + s * hidden + m[None, :], back * slope, mask=known)
     g = tl.load(side + place + 2 * RANK * heads, mask=inside, other=0.0).to(tl.float32)
     d = tl.load(grad + place + 2 * RANK * heads, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dc + (t[:, None] * 2 + s) * heads + h[None, :], d * (1.0 - g * g), mask=inside)
+    tl.store(dac + row + 2 * hidden + s * heads + h[None, :], d * (1.0 - g * g), mask=inside)
 
 
 @operator("attnlab::derive_heads")
-def derive_heads(x: Tensor, w1: Tensor, w2: Tensor, wg: Tensor) -> tuple[Tensor, Tensor]:
-    """x (b,n,e), W₁ (2·hidden,e), W₂ (2,hidden,hidden), W_g (2·h,e) -> u, w and g, (b,2,n,(2·rank+1)·h); and a."""
-    a, c = torch.mm(x.flatten(0, 1), w1.t()), torch.mm(x.flatten(0, 1), wg.t())
-    (b, n, _), numbers, tile = x.shape, *_describe(w2, wg)
-    side = x.new_empty(b, 2, n, w2.shape[1] + wg.shape[0] // 2)
+def derive_heads(x: Tensor, w1: Tensor, w2: Tensor, wg: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x (b,n,e), W₁ (2·hidden,e), W₂ (2,hidden,hidden), W_g (2·h,e) -> u, w and g, (b,2,n,(2·rank+1)·h).
+
+    Then what the backward pass reads: [a, c] and [W₁; W_g].
+    """
+    (b, n, _), numbers, tile, joined = x.shape, *_describe(w2, wg), torch.cat([w1, wg])
+    ac, side = torch.mm(x.flatten(0, 1), joined.t()), x.new_empty(b, 2, n, w2.shape[1] + wg.shape[0] // 2)
     with select_device(x):
-        _make_sides[(2 * divide_up(b * n, TOKENS),)](a, c, w2, side, b * n, n, *numbers, **tile)
-    return side, a
+        _make_sides[(2 * divide_up(b * n, TOKENS),)](ac, w2, side, b * n, n, *numbers, **tile)
+    return side, ac, joined
 
 
 @operator("attnlab::derive_heads_backward")
 def derive_heads_backward(
-    grad: Tensor, x: Tensor, w1: Tensor, w2: Tensor, wg: Tensor, side: Tensor, a: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, W₁, W₂ and W_g."""
-    (b, n, _), numbers, tile, flat = x.shape, *_describe(w2, wg), x.flatten(0, 1)
-    active, dz = a.new_empty(2, b * n, w2.shape[1]), a.new_empty(2, b * n, w2.shape[1])
-    da, dc = a.new_empty(a.shape), a.new_empty(b * n, wg.shape[0])
+    grad: Tensor, x: Tensor, w2: Tensor, side: Tensor, ac: Tensor, joined: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, of W₁ and W_g together, and of W₂."""
+    (b, n, _), numbers, tile = x.shape, *_describe(w2, joined[2 * w2.shape[1] :])
+    active, dz = ac.new_empty(2, b * n, w2.shape[1]), ac.new_empty(2, b * n, w2.shape[1])
+    dac = ac.new_empty(ac.shape)
     with select_device(x):
         grid = (2 * divide_up(b * n, TOKENS),)
-        _make_sides_backward[grid](a, w2, side, grad.contiguous(), active, dz, da, dc, b * n, n, *numbers, **tile)
-    dx = torch.addmm(torch.mm(da, w1), dc, wg).view(x.shape)
-    return dx, torch.mm(da.t(), flat), torch.bmm(active.mT, dz), torch.mm(dc.t(), flat)
+        _make_sides_backward[grid](ac, w2, side, grad.contiguous(), active, dz, dac, b * n, n, *numbers, **tile)
+    return torch.mm(dac, joined).view(x.shape), torch.mm(dac.t(), x.flatten(0, 1)), torch.bmm(active.mT, dz)
 
 
 def _describe(w2: Tensor, wg: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -262,14 +266,14 @@ def _allocate(query: Tensor, key: Tensor, base: Tensor) -> tuple[Tensor, Tensor]
 
 
 @derive_heads.register_fake
-def _(x: Tensor, w1: Tensor, w2: Tensor, wg: Tensor) -> tuple[Tensor, Tensor]:
-    b, n, _ = x.shape
-    return x.new_empty(b, 2, n, w2.shape[1] + wg.shape[0] // 2), x.new_empty(b * n, w1.shape[0])
+def _(x: Tensor, w1: Tensor, w2: Tensor, wg: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    (b, n, e), width = x.shape, w1.shape[0] + wg.shape[0]
+    return x.new_empty(b, 2, n, w2.shape[1] + wg.shape[0] // 2), x.new_empty(b * n, width), w1.new_empty(width, e)
 
 
 @derive_heads_backward.register_fake
-def _(grad: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in given[:4])
+def _(grad: Tensor, x: Tensor, w2: Tensor, side: Tensor, ac: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), joined.new_empty(joined.shape), w2.new_empty(w2.shape)
 
 
 @make_matrices.register_fake
@@ -282,16 +286,17 @@ def _(of_query: Tensor, of_key: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in given)
 
 
-def _save_derived(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(output[1])
+def _save_derived(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output)
+    ctx.save_for_backward(inputs[0], inputs[2], *output)
 
 
-def _differentiate_sides(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, ...]:
+def _differentiate_sides(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor, ...]:
     refuse_second_derivative()
-    made: tuple[Tensor, ...] = derive_heads_backward(grad, *ctx.saved_tensors)
-    return made
+    dx, djoined, dw2 = derive_heads_backward(grad, *ctx.saved_tensors)
+    inward = 2 * dw2.shape[1]
+    return dx, djoined[:inward], dw2, djoined[inward:]
 
 
 def _save_sides(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
