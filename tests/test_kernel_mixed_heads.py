@@ -114,6 +114,22 @@ def test_many_heads_and_long_rows(name, heads):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("logits", [by_rows.LOGITS, 2 * 4 * 9])
+def test_gradients_of_parameters_keep_their_type_beside_inputs_of_half_precision(name, logits, monkeypatch):
+    """As under autocast: they are sums in float32, not rounded."""
+    monkeypatch.setattr(by_rows, "LOGITS", logits)
+    mechanism, x = draw_layer(name, 2, 8), torch.randn(1, 9, 16, device=DEVICE)
+    q, k, v = torch.randn(3, 1, 2, 9, 8, device=DEVICE).half()
+    with torch.autocast(DEVICE, torch.float16, enabled=True):
+        sides = (mechanism.query_side(x), mechanism.key_side(x))
+    context = mechanism(q, k, v, causal=True, sides=sides)[0]
+    wanted = [p for n, p in mechanism.named_parameters() if n in ("before", "after", "mixer", "kernel", "base")]
+    for gradient in torch.autograd.grad(context.float().square().sum(), wanted):
+        assert gradient.dtype == torch.float32
+        assert (gradient != gradient.half().float()).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_dropout_falls_on_the_mixed_weights(name):
     """With V = 1 the context shows the weights: kept ones are scaled, and the rate is that of the option."""
     n, h = 24, 2
@@ -319,7 +335,7 @@ for kind, dtype in [("bf16", torch.bfloat16)] + [("fp32", torch.float32)] * EVER
     for kernel, more in (
         (kernels._convolve, {"TURNED": True}), (kernels._convolve, {"TURNED": False}), (kernels._differentiate, {})
     ):
-        fixed = flags | tile | more | {"MASKED": 1}
+        fixed = flags | tile | more | {"MASKED": int("TURNED" in more and more["TURNED"])}
         types = dict.fromkeys(("s", "dz", "theta", "out"), f"*{kind}") | {"mask": "*u8", "parts": "*fp32"}
         types |= dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

@@ -90,7 +90,8 @@ def mix_bands_backward(
         if theta is not None:
             ds, part = convolve_backward(ds, s, theta, band.mask, causal, band.former)
             parts.append(part)
-        made = products.multiply(ds, weights, g, band, drows if after.dim() == 2 else None)
+        kind = after.dtype if sums is None else torch.float32
+        made = products.multiply(ds, weights, g, band, drows if after.dim() == 2 else None, kind)
         drows = drows if made.sums is None else made.sums
         if sums is not None:
             sums.add(band, made, drows, dkeys)
@@ -144,11 +145,13 @@ class TileProducts:
 
         return apply_weights(weights, self.v[:, :, : band.end], causal=self.causal)
 
-    def multiply(self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None) -> Made:
+    def multiply(
+        self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None, kind: torch.dtype
+    ) -> Made:
         from attnlab.mechanisms.kernels.pair_products import Sums, write_products
 
         q, k = self.q[:, :, band.all_rows], self.k[:, :, : band.end]
-        out = None if parts is None else q.new_empty(parts.shape[1:])
+        out = None if parts is None else parts.new_empty(parts.shape[1:], dtype=kind)
         sums = None if parts is None or out is None else Sums(parts.flatten(1), out)
         made = write_products(ds, q, k, causal=self.causal, scale=self.scale, weighted=(weights, g), sums=sums)
         return Made(*made, out)
@@ -171,11 +174,13 @@ class BatchedProducts:
     def apply(self, weights: Tensor, band: Band) -> Tensor:
         return (weights @ self.v[:, :, : band.end]).contiguous()
 
-    def multiply(self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None) -> Made:
+    def multiply(
+        self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None, kind: torch.dtype
+    ) -> Made:
         made = ds.mT @ self.q[:, :, band.all_rows], weights.mT @ g
         dk, dv = (_sum_groups(x, self.groups).contiguous() for x in made)
         dq = (ds @ self.k[:, :, : band.end] * self.scale).contiguous()
-        return Made(dq, dk, dv, None if parts is None else parts.sum(0).to(ds.dtype))
+        return Made(dq, dk, dv, None if parts is None else parts.sum(0).to(kind))
 
 
 def _sum_groups(x: Tensor, groups: int) -> Tensor:

@@ -144,6 +144,8 @@ def find_side_gap(x: Tensor, w2: Tensor) -> str | None:
     """Name what keeps the kernels from deriving sides from x, or return None."""
     if gap := find_device_gap(x):
         return gap
+    if torch.is_autocast_enabled(x.device.type):
+        return "autocast, which would give the products a type that their gradients do not have"
     if x.dtype not in TYPES or x.dtype != w2.dtype:
         return f"x in {x.dtype} with weights in {w2.dtype}"
     return f"{w2.shape[1]} hidden units (at most {MOST})" if w2.shape[1] > MOST else None
