@@ -221,7 +221,7 @@ def test_a_plan_reads_its_pilot_from_the_ledger_and_says_how_many_seeds_are_need
     enough = "The 3 seeds of the pilot are enough. Next: the same command without --plan, effect= and measure=."
     assert enough in done.stdout
     done = compared(place, *words, "--plan", "effect=1e-9", "measure=bleu")
-    assert "Choose a larger effect= or another measure=: so many seeds are no practical number." in done.stdout
+    assert "Choose a larger effect= or another measure=: no practical number of seeds is enough." in done.stdout
     after = {path: path.stat().st_mtime_ns for path in before}
     assert after == before  # nothing was trained, measured, timed or written
 

@@ -87,7 +87,7 @@ def describe_needs(results: ComparisonResults, wanted: WantedEffect, needs: Mapp
     lines += [f"{row.label} failed: {reason}" for row in results.rows for reason in row.failures]
     counts = [need.seeds for need in needs.values() if need]
     if counts and None in counts:
-        lines.append("Choose a larger effect= or another measure=: so many seeds are no practical number.")
+        lines.append("Choose a larger effect= or another measure=: no practical number of seeds is enough.")
     elif counts:
         lines.append(_advise(max(count for count in counts if count is not None), wanted, seeds))
     return lines
