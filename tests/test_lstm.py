@@ -224,6 +224,24 @@ def test_gradients_of_words_are_summed_by_a_product_as_without():
         torch.testing.assert_close(sum_by_word(x, tokens, 7, by_product=by_product), expected)
 
 
+@pytest.mark.parametrize("by_product", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_the_gradient_of_a_frequent_word_is_summed_in_float32(by_product):
+    """In bfloat16 a sum of ones stops at 256."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, tokens = torch.ones(2, 5, 1000, 3, dtype=torch.bfloat16, device=device), torch.full((2, 5, 1000), 4)
+    total = sum_by_word(x, tokens.to(device), 7, by_product=by_product)
+    assert total.dtype == torch.bfloat16
+    assert total[:, 4].eq(torch.tensor(5000.0).bfloat16().item()).all()
+    assert total.count_nonzero() == 2 * 3
+
+
+@pytest.mark.gpu
+def test_gradients_of_words_are_the_same_each_time_on_a_gpu():
+    x, tokens = torch.randn(2, 50, 100, 64, device="cuda"), torch.randint(600, (2, 50, 100), device="cuda")
+    first, *others = (sum_by_word(x, tokens, 600, by_product=False) for _ in range(5))
+    assert all(torch.equal(first, each) for each in others)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_token_that_is_no_word_is_refused(training):
     model = made().train(training)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.mechanism import widen
 from attnlab.models.batching_rule import apply_as_one_call
 from attnlab.models.embedding import InputEmbedding
 from attnlab.models.recurrence import recurrence
@@ -136,12 +137,13 @@ class _LookUp(torch.autograd.Function):
 
 
 def sum_by_word(x: Tensor, tokens: Tensor, words: int, *, by_product: bool) -> Tensor:
-    """Add up x (s,b,n,d) over the places (b,n) of each word: (s,words,d)."""
+    """Add up x (s,b,n,d) over the places (b,n) of each word: (s,words,d). Sums are in float32 and in a fixed order."""
     if by_product:
         places = (tokens.flatten(1).unsqueeze(1) == torch.arange(words, device=x.device).unsqueeze(1)).to(x.dtype)
         return places @ x.flatten(1, 2)
-    total = x.new_zeros(len(x) * words, x.shape[-1])
-    return total.index_add_(0, _number_rows(tokens, words).flatten(), x.flatten(0, 2)).unflatten(0, (-1, words))
+    rows, wide = _number_rows(tokens, words), x if x.is_cuda else widen(x)  # on a GPU torch sums in float32 by itself
+    total = torch.ops.aten.embedding_dense_backward(wide, rows, len(x) * words, -1, False)
+    return total.to(x.dtype).unflatten(0, (-1, words))
 
 
 def _number_rows(tokens: Tensor, words: int) -> Tensor:
