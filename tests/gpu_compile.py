@@ -10,11 +10,23 @@ import pytest
 
 some_and_all = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 SERVER = """
-import json, sys, traceback
+import json, os, re, subprocess, sys, tempfile, traceback
 import torch, triton
+
+def count_stack_bytes(made):
+    "The bytes of memory where a thread of a compiled kernel keeps what its registers do not hold."
+    reader = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        words = [reader, "--dump-resource-usage", file.name]
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\\d+)", told).group(1))
+
 for line in sys.stdin:
     try:
-        exec(compile(json.loads(line), "<kernels>", "exec"), {"__name__": "kernels"})
+        given = {"__name__": "kernels", "count_stack_bytes": count_stack_bytes}
+        exec(compile(json.loads(line), "<kernels>", "exec"), given)
         error = ""
     except Exception:
         error = traceback.format_exc()

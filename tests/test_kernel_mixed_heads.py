@@ -341,6 +341,7 @@ for kind, dtype in [("bf16", torch.bfloat16)] + [("fp32", torch.float32)] * EVER
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+        assert (stack := count_stack_bytes(made)) <= 256, (kernel, kind, fixed, stack)
 """
 
 

@@ -31,7 +31,8 @@ def _load_window(
     inside = ((i >= 0) & (i < rows))[:, None] & ((w >= 0) & (w < keys))[None, :]
     x = tl.load(s + head * rows * keys + i[:, None] * keys + w[None, :], mask=inside, other=0.0)
     if HIDDEN:
-        seen = is_visible(mask, b, i[:, None], w[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        row, key = tl.maximum(i, 0)[:, None], tl.maximum(w, 0)[None, :]  # the mask has none before the first
+        seen = is_visible(mask, b, row, key, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         x = tl.where(seen & inside, x, 0.0)
     return x
 
@@ -162,7 +163,9 @@ def _describe(
 ) -> tuple[tuple[int, ...], dict[str, Any], dict[str, int]]:
     """Numbers, flags, and the tile of the kernels."""
     (_, h, i, j), seen, (_, m, n) = s.shape, read_mask(mask, causal, s, s.mT), theta.shape
-    wide, pad = 64 if s.dtype != torch.float32 else 32, divide_up(n // 2, ALIGNED) * ALIGNED
-    flags = {"EVEN": is_multiple_of_8(j, seen.strides[0]), "M": m, "N": n, "PAD": pad}
-    tile = {"BI": wide, "BJ": 32, "BW": round_up(pad + 32 + n // 2), "num_warps": 4}
+    half, even = s.dtype != torch.float32, is_multiple_of_8(j, seen.strides[0])
+    wide, pad = 64 if half else 32, divide_up(n // 2, ALIGNED) * ALIGNED
+    warps = 4 if half and even else 8  # else a thread has too few registers
+    flags = {"EVEN": even, "M": m, "N": n, "PAD": pad}
+    tile = {"BI": wide, "BJ": 32, "BW": round_up(pad + 32 + n // 2), "num_warps": warps}
     return (h, i, j, former, *seen.strides), flags | seen.flags, tile
