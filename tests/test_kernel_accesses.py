@@ -2,17 +2,17 @@
 
 import pytest
 import torch
+
+from attnlab.mechanisms import MECHANISMS, attention, find_mechanism
+from attnlab.mechanisms.mechanism import Mechanism
+
+pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from kernel_accesses import check_accesses
 from triton.runtime.errors import InterpreterError
 
-from attnlab.mechanisms import MECHANISMS, attention, find_mechanism
-from attnlab.mechanisms.mechanism import Mechanism
-
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter")
-
-
 NAMES = [name for name in MECHANISMS if find_mechanism(name).kernels]
 USUAL = ("coda", "cosine", "dcmha", "differential", "fox", "multi-token", "selective", "uniform", "xsa")
 

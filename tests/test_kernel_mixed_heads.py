@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnlab.mechanisms import MECHANISMS, attention, by_rows
+from attnlab.mechanisms import MECHANISMS, attention, by_rows, head_bands
 from attnlab.mechanisms.head_bands import mix_bands
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 
@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
 from kernel_cases import fill_memory_with_nan
 
-from attnlab.mechanisms.kernels import dynamic_heads, gated_norm
+from attnlab.mechanisms.kernels import dynamic_heads, gated_norm, pair_products
 from attnlab.mechanisms.kernels import mixed_heads as kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
@@ -95,6 +95,16 @@ def test_convolution_over_several_tiles_and_bands(dtype, mask, monkeypatch):
     fill_memory_with_nan(monkeypatch)
     assert_same("multi-token", 1, 2, 130, 140, 8, dtype, mask, causal=True, keys=37)
     assert_same("multi-token", 1, 2, 9, 70, 8, dtype, mask)
+
+
+@pytest.mark.parametrize("most", [7, 8])
+def test_many_parts_of_the_gradient_of_a_mixer_are_summed_by_torch(most, monkeypatch):
+    """Of 16 rows, 2 are of one program. The launch of the products would add up all parts one after another."""
+    monkeypatch.setattr(head_bands, "MOST_PARTS", most)
+    given, write = [], pair_products.write_products
+    monkeypatch.setattr(pair_products, "write_products", lambda *x, **y: given.append(y["sums"]) or write(*x, **y))
+    assert_same("talking-heads", 1, 3, 16, 16, 8, torch.float16, causal=True)
+    assert [sums is None for sums in given] == [most < 8]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,6 +21,8 @@ from attnlab.mechanisms.by_rows import cut_pairs, draw_kept
 from attnlab.mechanisms.kernels.launch import empty_by_token, operator, refuse_second_derivative
 from attnlab.mechanisms.mechanism import repeat_heads
 
+MOST_PARTS = 1024  # of a sum in the launch of the products, where one program adds up one after another
+
 
 class Band(NamedTuple):
     """One band of queries: its rows, `former` rows before them, and the end of its keys."""
@@ -150,9 +152,12 @@ class TileProducts:
     ) -> Made:
         from attnlab.mechanisms.kernels.pair_products import Sums, write_products
 
-        q, k = self.q[:, :, band.all_rows], self.k[:, :, : band.end]
-        out = None if parts is None else parts.new_empty(parts.shape[1:], dtype=kind)
-        sums = None if parts is None or out is None else Sums(parts.flatten(1), out)
+        q, k, out, sums = self.q[:, :, band.all_rows], self.k[:, :, : band.end], None, None
+        if parts is not None and len(parts) > MOST_PARTS:
+            out = parts.sum(0).to(kind)
+        elif parts is not None:
+            out = parts.new_empty(parts.shape[1:], dtype=kind)
+            sums = Sums(parts.flatten(1), out)
         made = write_products(ds, q, k, causal=self.causal, scale=self.scale, weighted=(weights, g), sums=sums)
         return Made(*made, out)
 

@@ -188,7 +188,7 @@ def _fill_matrices(
     for rank in tl.static_range(RANK):
         u = _read_token(side, place, rank, heads, inside)
         m += u[:, :, None] * _read_token(side, place, RANK + rank, heads, inside)[:, None, :]
-    where = (s * size + t)[:, None, None] * heads * heads + at[None, :, :]
+    where = (s * size + t).to(tl.int64)[:, None, None] * heads * heads + at[None, :, :]
     tl.store(out + where, m, mask=(t < size)[:, None, None] & square[None, :, :])
 
 
@@ -217,7 +217,7 @@ def _differentiate(
     inside = (t < size)[:, None] & (h < heads)[None, :]
     square = (h < heads)[:, None] & (h < heads)[None, :]
     at = h[:, None] * heads + h[None, :]
-    where = (s * size + t)[:, None, None] * heads * heads + at[None, :, :]
+    where = (s * size + t).to(tl.int64)[:, None, None] * heads * heads + at[None, :, :]
     d = tl.load(grad + where, mask=(t < size)[:, None, None] & square[None, :, :], other=0.0).to(tl.float32)
     for rank in tl.static_range(RANK):
         u = _read_token(side, place, rank, heads, inside)
