@@ -299,6 +299,7 @@ def build(kernel, kind, tile, **fixed):
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
     assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+    return made
 
 for kind, dtype, heads, d, on in CONFIGURATIONS:
     width, flags = 4 * heads, {"MASKED": on, "CAUSAL": on}
@@ -318,6 +319,16 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
         tile = tiles.choose_tile(torch.empty(1, 1, 99, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)
     build(tiles._delta, kind, {"BI": 32, "D": d, "WIDE": d})
+"""
+
+
+COMPILE_UNALIGNED = """
+tile = tiles.choose_logits_tile(torch.empty(1, 1, 99, 32, dtype=torch.bfloat16), aligned=False)
+fixed = {"MASKED": 2, "CAUSAL": True, "FORM": 0, "EXTRA": False, "COUNTED": False, "BIAS": 0, "SHARED": 1}
+fixed |= {"DROPPED": True, "STORED": False, "HANDED": True, "CARRIED": True, "NOISY": False, "EVEN": False}
+fixed |= dict.fromkeys(("q_d", "k_d", "v_d"), 1)
+stack = count_stack_bytes(build(online._attend, "bf16", tile, **fixed))
+assert stack <= 256, stack
 """
 
 
@@ -355,3 +366,7 @@ def test_torch_compile_and_cuda_graphs_go_through():
     first = context.clone()
     graph.replay()
     assert not torch.equal(first, context)
+
+
+def test_registers_hold_a_tile_of_logits_that_are_not_aligned():
+    assert_compiles(COMPILE.replace("CONFIGURATIONS", "()") + COMPILE_UNALIGNED)

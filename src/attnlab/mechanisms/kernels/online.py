@@ -36,7 +36,15 @@ from attnlab.mechanisms.kernels.pairs import (
     mark_multiple_of_8,
     whole_keys,
 )
-from attnlab.mechanisms.kernels.tiles import ANY_VALUE, choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
+from attnlab.mechanisms.kernels.tiles import (
+    ANY_VALUE,
+    choose_logits_tile,
+    choose_pass_tile,
+    load_tile,
+    locate_tile,
+    score_tile,
+    write_tile,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SOFTMAX, COG, SOFTPICK, SIGMOID, NAP, PLAIN = (tl.constexpr(form) for form in range(6))
@@ -242,10 +250,11 @@ def attend(
     noise, dropping: seeds (), or (s,) for s members.
     made: where to write Z = scale·qkᵀ + bias + carry + ε, of which P = softmax(sharp·Z); hidden tiles stay unwritten.
     """
-    (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
+    (b, h, i, _), even = q.shape, is_multiple_of_8(k.shape[2], seen.strides[0])
     pointers = (q if x is None else x for x in (extra, noise, dropping, carry))  # not read if None
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *bias.strides)
     stored = made if z is None else z
+    tile = choose_pass_tile(q, "forward") if stored is None else choose_logits_tile(q, aligned=even)
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if stored is None else stored, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2],
@@ -253,5 +262,5 @@ def attend(
             STORED=z is not None, HANDED=made is not None, CARRIED=carry is not None, FORM=form, COUNTED=counted,
             BIAS=bias.kind, EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None,
             DROPPED=dropping is not None, SHARED=h // k.shape[1],
-            EVEN=is_multiple_of_8(k.shape[2], seen.strides[0]), **seen.flags, **tile,
+            EVEN=even, **seen.flags, **tile,
         )  # fmt: skip

@@ -118,3 +118,9 @@ def choose_pass_tile(x: Tensor, work: Work) -> dict[str, Any]:
     tile = choose_tile(x, backward=work != "forward")
     usual = x.dtype != torch.float32 and x.shape[2] > 16 and x.shape[3] <= 64
     return tile | USUAL[work] if usual else tile
+
+
+def choose_logits_tile(x: Tensor, *, aligned: bool) -> dict[str, Any]:
+    """The tile of a forward pass with logits in memory: narrower if their addresses would fill the registers."""
+    tile = choose_pass_tile(x, "forward")
+    return tile if aligned else tile | {"BJ": 32}
