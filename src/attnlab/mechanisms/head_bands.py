@@ -150,14 +150,14 @@ class TileProducts:
     def multiply(
         self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None, kind: torch.dtype
     ) -> Made:
-        from attnlab.mechanisms.kernels.pair_products import Sums, write_products
+        from attnlab.mechanisms.kernels.pair_products import PartSums, write_products
 
         q, k, out, sums = self.q[:, :, band.all_rows], self.k[:, :, : band.end], None, None
         if parts is not None and len(parts) > MOST_PARTS:
             out = parts.sum(0).to(kind)
         elif parts is not None:
             out = parts.new_empty(parts.shape[1:], dtype=kind)
-            sums = Sums(parts.flatten(1), out)
+            sums = PartSums(parts.flatten(1), out)
         made = write_products(ds, q, k, causal=self.causal, scale=self.scale, weighted=(weights, g), sums=sums)
         return Made(*made, out)
 

@@ -31,7 +31,7 @@ from attnlab.mechanisms.kernels.launch import (
     select_device,
 )
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
-from attnlab.mechanisms.kernels.pair_products import Sums, write_products, write_scores
+from attnlab.mechanisms.kernels.pair_products import PartSums, write_products, write_scores
 from attnlab.mechanisms.kernels.pairs import (
     Visibility,
     count_examples,
@@ -155,7 +155,7 @@ def cascade_backward(
         form = (own, residual, bias is not None, q.dtype)
         parts = _choose_sigma(q, w1).collide_backward(s, carry, (w1, b1, w2, b2, w3, b3), seen, dz, dcarry, *form)
         dnet = w1.new_empty(parts.shape[1])
-        sums = Sums(parts, dnet)
+        sums = PartSums(parts, dnet)
     dq, dk, _ = write_products(dz, q, k, causal=causal, scale=scale, sums=sums)
     dbias = dz.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and learnt else q.new_empty(0)
     return dq, dk, dv, dbias, dcarry, dnet

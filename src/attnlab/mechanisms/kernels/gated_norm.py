@@ -30,7 +30,7 @@ ROWS = 64
 
 
 @triton.jit
-def _read(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D: tl.constexpr, WIDE: tl.constexpr):
+def _load_gated(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D: tl.constexpr, WIDE: tl.constexpr):
     """y, r, w and g in float32, n, and σ of rows i."""
     d = tl.arange(0, WIDE)
     x = load_tile(y, b, h, i, rows, y_b, y_h, y_i, y_d, D, WIDE).to(tl.float32)
@@ -50,7 +50,7 @@ def _forward(
 ):  # fmt: skip
     _head, tile, b, h = locate_tile(tl.cdiv(rows, ROWS), heads)
     i = tile * ROWS + tl.arange(0, ROWS)
-    _x, _r, _w, _g, n, share = _read(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D, WIDE)
+    _x, _r, _w, _g, n, share = _load_gated(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D, WIDE)
     write_tile(out, share[:, None] * n, b, h, i, heads, rows, D, WIDE)
 
 
@@ -62,7 +62,7 @@ def _backward(
 ):  # fmt: skip
     _head, tile, b, h = locate_tile(tl.cdiv(rows, ROWS), heads)
     i, column = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    x, r, w, g, n, share = _read(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D, WIDE)
+    x, r, w, g, n, share = _load_gated(y, weight, gate, shift, b, h, i, rows, y_b, y_h, y_i, y_d, eps, D, WIDE)
     d = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
     slope = share * (1.0 - share) * tl.sum(d * n, 1)
     dn = share[:, None] * d + slope[:, None] * g[None, :]

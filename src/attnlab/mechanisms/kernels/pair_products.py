@@ -140,7 +140,7 @@ def _products(
             _sum_columns(parts, sums, program - by_key - by_query - by_value, shares, size)
 
 
-class Sums(NamedTuple):
+class PartSums(NamedTuple):
     """Parts of gradients (shares,size) in float32, and where their sums go, (size,)."""
 
     parts: Tensor
@@ -166,7 +166,7 @@ def write_scores(
 
 def write_products(
     ds: Tensor, q: Tensor, k: Tensor, *, causal: bool, scale: float, weighted: tuple[Tensor, Tensor] | None = None,
-    sums: Sums | None = None,
+    sums: PartSums | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dQ, dK and, of `weighted`, dV; ds (b,h,i,j) is 0 where hidden.
 
