@@ -127,7 +127,7 @@ def collect(function, *arguments):
 
 
 def check(attention):
-    small = {"precision": "bf16", "dropout": "0.3", "layers": "2"}
+    small = {"precision": "bf16", "dropout": "0.3", "layers": "2", "feed_forward": "16", "batch_tokens": "1000"}
     recipe = resolve_recipe("translation", {"attention": attention} | small)
     with patch.object(starting, "compile_ahead", nullcontext):
         early = collect(starting.compile_early, recipe, device)
