@@ -38,13 +38,26 @@ def _seeded():
 
 @pytest.fixture(autouse=True, scope="module")
 def _draft_figures(request):
-    """Draw each figure once, as .png: .svg and .pdf take twice that time, and the tests named here draw them."""
+    """Draw each figure once, as .png, and lay it out only if the file has none of its size and number of panels yet.
+
+    .svg and .pdf take twice the time of .png, and a layout as much as a .png. The tests named here draw all of it.
+    """
     if request.module.__name__ in ("test_report", "test_fonts", "test_demo") or find_spec("matplotlib") is None:
         yield
         return
     from attnlab.report import figures
 
-    draw = figures._render
+    render, shapes = figures._render, set()
+
+    def draft(figure, form, metadata):
+        if form != "png":
+            return b"not drawn here"
+        shape = (*figure.get_size_inches(), len(figure.axes))
+        if shape in shapes:
+            figure.set_layout_engine(None)
+        shapes.add(shape)
+        return render(figure, form, metadata)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_render", lambda *given: draw(*given) if given[1] == "png" else b"not drawn here")
+        patch.setattr(figures, "_render", draft)
         yield

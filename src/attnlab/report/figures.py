@@ -117,7 +117,7 @@ def render_files(figure: Figure) -> dict[str, bytes]:
     files = {}
     for suffix, metadata in formats.items():
         files[suffix] = _render(figure, suffix[1:], metadata)
-        figure.set_layout_engine("none")  # all formats use the same layout
+        figure.set_layout_engine(None)  # all formats use the same layout
     return files
 
 
