@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+unexport PYTHONDONTWRITEBYTECODE  # as images of Python set it: every process would compile all it imports
 
 .PHONY: demo test test-browser test-docs test-slow test-gpu test-lowest test-ecosystem lint browser docs wheel clean
 demo: .venv/ready
 	$(BIN)/attnlab demo
 
 test: lint
-	$(BIN)/pytest -q -n 2 --dist loadfile  # a file's fixtures are made once
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder  # a file's fixtures are made once; conftest.py orders
 
 test-browser: .venv/ready  # the viewer and the pages in Chromium: make browser installs it
 	$(BIN)/pytest -q -n 2 -m browser

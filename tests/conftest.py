@@ -21,9 +21,22 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was ignored, programs started here would ignore it
 
 
+LONG = (  # files of about 8 seconds or more, the longest first
+    "test_demo", "test_inspect", "test_together", "test_compare_run", "test_kernel_mixed_heads", "test_kernel_coda",
+    "test_snell_runs", "test_kernel_one_pass", "test_zheng2021", "test_survey", "test_kernel_sparsemax",
+    "test_tasks_data", "test_kernel_unit_rows", "test_align", "test_train", "test_compile", "test_diagnose",
+    "test_alignment_study", "test_compare_controls", "test_going_on", "test_recurrence", "test_seeding",
+)  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
-def pytest_collection_modifyitems(items):
-    """Mark the tests that open a browser; skip those that need a GPU where there is none."""
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests that open a browser; skip those that need a GPU where there is none.
+
+    Of several workers, which take one file after the other, none begins a long file while the others end.
+    """
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if "chromium" in item.fixturenames:
             item.add_marker(pytest.mark.browser)
