@@ -81,8 +81,10 @@ def test_the_size_of_bands_does_not_change_what_is_dropped(name, monkeypatch):
 
 @pytest.mark.kernel
 @pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")
-@pytest.mark.parametrize(("rows", "width"), [(13, 8), (13, 16), (70, 8), (70, 16)])
-def test_kernels_drop_what_the_definition_drops(rows, width):
+@pytest.mark.parametrize(
+    ("rows", "width", "number"), [(13, 8, 0), (13, 8, 1), (13, 16, 0), (13, 16, 1), (70, 8, 0), (70, 16, 1)]
+)
+def test_kernels_drop_what_the_definition_drops(rows, width, number):
     """Short and long rows, and values wider than the queries, as those of differential attention."""
     pytest.importorskip("triton")
     from attnlab.mechanisms.kernels.dropout import fill_kept
@@ -92,15 +94,14 @@ def test_kernels_drop_what_the_definition_drops(rows, width):
     mechanism.take_seeds(SEEDS.to(DEVICE))
     q, k = torch.randn(2, 3, 2, rows, 8, device=DEVICE)
     v = torch.randn(3, 2, rows, width, device=DEVICE, requires_grad=True)
-    for number in range(2):
-        options = {"at": None, "bias": None, "kernel": rows < 64 and width == 8, "number": number}
-        context = attend(mechanism, q, k, v, None, causal=False, **options)
-        seed = draw_seed(mechanism, DROPOUT, q.device, number)
-        p = torch.softmax(logits(q, k, mechanism.scale), -1)
-        expected = (p * fill_kept(torch.empty_like(p), seed, 0.3)) @ v
-        torch.testing.assert_close(context, expected, atol=3e-5, rtol=1e-4)
-        grads = (torch.autograd.grad(x, v, torch.ones_like(x))[0] for x in (context, expected))
-        torch.testing.assert_close(*grads, atol=3e-5, rtol=1e-4)
+    options = {"at": None, "bias": None, "kernel": rows < 64 and width == 8, "number": number}
+    context = attend(mechanism, q, k, v, None, causal=False, **options)
+    seed = draw_seed(mechanism, DROPOUT, q.device, number)
+    p = torch.softmax(logits(q, k, mechanism.scale), -1)
+    expected = (p * fill_kept(torch.empty_like(p), seed, 0.3)) @ v
+    torch.testing.assert_close(context, expected, atol=3e-5, rtol=1e-4)
+    grads = (torch.autograd.grad(x, v, torch.ones_like(x))[0] for x in (context, expected))
+    torch.testing.assert_close(*grads, atol=3e-5, rtol=1e-4)
 
 
 @pytest.mark.kernel
