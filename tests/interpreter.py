@@ -3,6 +3,7 @@
 import inspect
 from dataclasses import replace
 from functools import cache
+from math import prod
 
 import numpy as np
 from triton import language as tl
@@ -30,11 +31,35 @@ def _find_numpy_type(kind):
     return POINTER if isinstance(kind.scalar, tl.pointer_type) else _find_scalar_type(kind.scalar)
 
 
+def _make_sizes(shape):
+    return tl.constexpr(prod(shape)), tl.tuple([tl.constexpr(size) for size in shape])
+
+
+NO_SIZES, _types = _make_sizes(()), {}
+_start_type = tl.block_type.__init__
+
+
+def _start_block_type(self, element_ty, shape):
+    """Do what tl.block_type.__init__ does, but check and name each shape once."""
+    key = (element_ty.name, *shape)
+    if key not in _types:
+        _start_type(self, element_ty, shape)
+        _types[key] = vars(self) | {"sizes": _make_sizes(self.shape)}
+    vars(self).update(_types[key], element_ty=element_ty)
+
+
+def _start_tensor(self, handle, kind):
+    """Do what tl.tensor.__init__ does; tensors of one shape share its constants."""
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    self.numel, self.shape = kind.sizes if kind.is_block() else NO_SIZES
+
+
 def skip_idle_work():
     """Let the interpreter take about half the time; kernels compute the same."""
     for package in (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base):
         _list_builtins(package)  # before anything is patched
     interpreter._patch_builtin = _patch_builtins
+    tl.tensor.__init__, tl.block_type.__init__ = _start_tensor, _start_block_type
     interpreter._get_np_dtype = _find_numpy_type
     options = interpreter.interpreter_builder.options
     if not options.debug:  # without debug, the result of a check of integer overflow is not read
