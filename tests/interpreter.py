@@ -15,12 +15,32 @@ def _list_builtins(package):
     return [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
 
 
+def _is_patched(package):
+    """Return whether the builtins of a package are patched; all are patched and restored at once."""
+    builtins = _list_builtins(package)
+    return bool(builtins) and getattr(package, builtins[0][0]) is not builtins[0][1]
+
+
 def _patch_builtins(package, builder, scope):
     """Patch the builtins of a package as interpreter._patch_builtin does, unless they are patched already."""
-    builtins = _list_builtins(package)
-    if builtins and getattr(package, builtins[0][0]) is builtins[0][1]:  # all are patched and restored at once
-        for name, member in builtins:
+    if not _is_patched(package):
+        for name, member in _list_builtins(package):
             interpreter._patch_attr(package, name, member, builder, scope)
+
+
+@cache
+def _list_languages(function):
+    return [value for value in function.__globals__.values() if value is tl or value is tl.core]
+
+
+_patch_lang = interpreter._patch_lang
+
+
+def _patch_languages(function):
+    """Patch what a function uses as interpreter._patch_lang does, unless the kernel that calls it has done so."""
+    if all(map(_is_patched, (tl.tensor, *_list_languages(function)))):
+        return interpreter._LangPatchScope()
+    return _patch_lang(function)
 
 
 POINTER = np.dtype(np.uint64)
@@ -54,11 +74,19 @@ def _start_tensor(self, handle, kind):
     self.numel, self.shape = kind.sizes if kind.is_block() else NO_SIZES
 
 
+_equal = tl.tuple.__eq__
+
+
+def _equal_tuples(self, other):
+    return tl.constexpr(self.values == other) if type(other) is list else _equal(self, other)
+
+
 def skip_idle_work():
-    """Let the interpreter take about half the time; kernels compute the same."""
+    """Let the interpreter take about a third of the time; kernels compute the same."""
     for package in (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base):
         _list_builtins(package)  # before anything is patched
     interpreter._patch_builtin = _patch_builtins
+    interpreter._patch_lang, tl.tuple.__eq__ = _patch_languages, _equal_tuples
     tl.tensor.__init__, tl.block_type.__init__ = _start_tensor, _start_block_type
     interpreter._get_np_dtype = _find_numpy_type
     options = interpreter.interpreter_builder.options
