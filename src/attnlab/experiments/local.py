@@ -23,7 +23,7 @@ from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, 
 from attnlab.training.runs import choose_device
 
 PRELOADED = [  # what training and measuring a run imports
-    "attnlab.decoding.evaluation", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
+    "attnlab.decoding.evaluation", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure", "sacrebleu",
 ]  # fmt: skip
 HAS_FORK_SERVER = hasattr(os, "fork")  # Windows has none, and starts each worker afresh
 

@@ -8,6 +8,7 @@ none. Determiners are unaligned, and so is the marker that follows every object 
 Zipf's frequencies, p ∝ 1/rank.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,9 @@ class Lexicon:
         self.seed, self.source_words, self.target_words, self.marker = seed, source, target, target[-1]
         left, right = iter(source), iter(target)
         self.classes: dict[str, list[str]] = {name: [next(left) for _ in range(n)] for name, n in classes.items()}
+        self.masses: dict[str, list[float]] = {
+            name: np.cumsum(1.0 / np.arange(1, n + 1)).tolist() for name, n in classes.items()
+        }
         self.translations: dict[str, list[str]] = {word: [] for word in self.classes["determiner"]}
         for name in ("noun", "adjective", "verb", "adverb"):
             for k, word in enumerate(self.classes[name]):
@@ -66,14 +70,13 @@ class Lexicon:
 
     def _draw_phrase(self, draw: np.random.Generator) -> list[str]:
         determiner = [self._draw_word(draw, "determiner")] if draw.random() < 0.6 else []
-        count = int(np.searchsorted([0.5, 0.85], draw.random()))  # 0, 1 or 2 with p = 0.5, 0.35, 0.15
+        count = bisect_left([0.5, 0.85], draw.random())  # 0, 1 or 2 with p = 0.5, 0.35, 0.15
         adjectives = [self._draw_word(draw, "adjective") for _ in range(count)]
         return [*determiner, *adjectives, self._draw_word(draw, "noun")]
 
     def _draw_word(self, draw: np.random.Generator, name: str) -> str:
-        words = self.classes[name]
-        mass = np.cumsum(1.0 / np.arange(1, len(words) + 1))
-        return words[int(np.searchsorted(mass, draw.random() * mass[-1]))]
+        mass = self.masses[name]
+        return self.classes[name][bisect_left(mass, draw.random() * mass[-1])]
 
 
 def _put_noun_first(start: int, phrase: list[str]) -> list[int]:
