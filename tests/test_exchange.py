@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 from small_models import LM, TRANSLATOR, made
 
 import attnlab
@@ -55,6 +56,14 @@ def test_the_arguments_of_bertviz():
     }  # fmt: skip
     assert tuple(both["cross_attention"][0].shape) == (1, 2, 5, 11)
     assert (len(both["encoder_tokens"]), len(both["decoder_tokens"])) == (11, 5)
+
+
+def test_patches_of_a_picture_are_named_by_their_positions():
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    model = transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes)).eval()
+    shown = to_bertviz(attnlab.record(model, {"pixel_values": torch.rand(2, 3, 8, 8)}), 1)
+    assert shown["tokens"] == ["0", "1", "2", "3", "4"]
+    assert tuple(shown["attention"][0].shape) == (1, 2, 5, 5)
 
 
 def test_the_arrays_of_inseq():

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 import attnlab
-from attnlab.huggingface import pretrained
+from attnlab.huggingface import pretrained, support
 
 TEXTS = ["the cat sat on the mat .", "nobody saw it"]
 
@@ -259,3 +259,25 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 def test_not_a_hugging_face_model():
     with pytest.raises(TypeError, match="Linear"):
         pretrained.record(nn.Linear(2, 3), {"input_ids": torch.ones(1, 3).long()})
+
+
+def test_windows_of_a_picture_are_refused_not_taken_for_examples(monkeypatch):
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]}
+    model = transformers.SwinModel(transformers.SwinConfig(**sizes, window_size=4)).eval()
+    with pytest.raises(ValueError, match=r"SwinModel is not supported: it attends within windows of a picture"):
+        attnlab.record(model, {"pixel_values": torch.rand(2, 3, 32, 32)})
+    monkeypatch.delitem(support.OTHER_ATTENTION, "swin")  # an unknown model of this kind
+    with pytest.raises(ValueError, match=r"SwinModel cannot be recorded: \S+attention attends to 8 parts of the 2"):
+        attnlab.record(model, {"pixel_values": torch.rand(2, 3, 32, 32)})
+
+
+def test_an_example_of_a_record_with_fewer_pictures_than_texts_cannot_be_cut_out():
+    tower = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    text, vision = {"vocab_size": 11, "eos_token_id": 2, **tower}, {"image_size": 8, "patch_size": 4, **tower}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval()
+    batch = {"input_ids": torch.tensor([[3, 4, 2], [5, 6, 2]]), "pixel_values": torch.rand(1, 3, 8, 8)}
+    record = attnlab.record(model, batch)
+    assert [len(layer.weights) for layer in record.layers] == [1, 2]
+    for read in (lambda: record[1], lambda: attnlab.show(record)):
+        with pytest.raises(ValueError, match="the record has 2 examples, and a layer 1,"):
+            read()

@@ -42,7 +42,7 @@ from attnlab.huggingface.capture import record_pass
 from attnlab.huggingface.config_errors import explain_config_errors
 from attnlab.huggingface.neutral import choose_neutral_options, fill_neutral
 from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
-from attnlab.huggingface.record_checks import check_loaded, check_recordable, explain_failure
+from attnlab.huggingface.record_checks import check_examples, check_loaded, check_recordable, explain_failure
 from attnlab.huggingface.saving import list_versions, refuse_part, save
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
@@ -100,6 +100,7 @@ def record(
             _proved[inside].add(lazy)
         with sample_noise(inside, noise):
             result, _ = record_pass(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
+    check_examples(inside, result.layers, batch)
     origin = {"revision": revision, "gguf_file": gguf_file}
     meta = {**result.meta, "noise": noise, **{name: x for name, x in origin.items() if x is not None}}
     return replace(result, meta=meta | describe_adapters(outer) | list_versions())

@@ -1,15 +1,16 @@
 """Check that a model can be recorded, and explain failures of its own code. Nothing here imports transformers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.config import describe_error
 from attnlab.huggingface import dispatch, support
 from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
+from attnlab.records.record import Layer
 
 
 def check_loaded(given: Mapping[str, Any]) -> None:
@@ -29,6 +30,17 @@ def check_recordable(model: Any) -> None:
         raise ValueError(f"this model runs attn_implementation={by_name!r}, which a record cannot show: {how}")
     for part in dispatch.list_models(model):
         support.check_class(type(part))
+
+
+def check_examples(model: Any, layers: Iterable[Layer], batch: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a layer attends within parts of an example, such as windows, as if each were an example."""
+    counts = {len(x) for x in batch.values() if x.dim()}
+    for layer in layers:
+        if (found := len(layer.context)) not in counts:
+            raise ValueError(
+                f"{type(model).__name__} cannot be recorded: {layer.name} attends to {found} parts of the "
+                f"{max(counts)} examples, such as windows, and a record holds whole examples"
+            )
 
 
 @contextmanager

@@ -26,13 +26,14 @@ OTHER_ATTENTION = {
     "yoso": "approximates attention by hashing", "mra": "approximates attention by blocks",
     "xlnet": "attends in two streams", "prophetnet": "attends in several streams",
     "funnel": "attends from pooled queries", "perceiver": "attends from latent arrays in its own code",
+    "swin": "attends within windows of a picture",
 }  # fmt: skip
 
 
 def check_class(kind: Any) -> None:
     """Raise ValueError if models of a class of transformers can be neither recorded nor adapted."""
-    without = getattr(kind.config_class, "model_type", "") in WITHOUT_ATTENTION
-    if without or (not kind._can_set_attn_implementation() and not readers.has_readers(kind)):
+    known = getattr(kind.config_class, "model_type", "") in WITHOUT_ATTENTION | OTHER_ATTENTION
+    if known or (not kind._can_set_attn_implementation() and not readers.has_readers(kind)):
         raise ValueError(explain_refusal(kind))
 
 

@@ -168,6 +168,7 @@ def _count_cells(
     for steps in runs.values():
         for record in steps.values():
             for layer in select_layers(record, None, layers):
+                record.check_count(layer.context)
                 b, h, i, _ = layer.context.shape
                 pairs += (size := b * i * layer.grouped_values.shape[2])
                 maps = 1 if layer.turning is None else 2  # with a turning, norms are maps of their own

@@ -145,13 +145,19 @@ def _cut_padding(record: Record, layer: Layer, weights: Tensor | None = None) ->
 
 
 def _read_tokens(record: Record, side: str) -> list[str]:
-    """Return the tokens of one example as text, or their ids as text."""
+    """Return the tokens of one example as text, or their ids, or their positions."""
     places = list(_iterate_places(record, side))
     if side in record.words:
         return [record.words[side][0][place] for place in places]
-    return [str(int(record.tokens[side][0, place])) for place in places]
+    if side in record.tokens:
+        return [str(int(record.tokens[side][0, place])) for place in places]
+    return [str(place) for place in places]
 
 
 def _iterate_places(record: Record, side: str) -> Iterator[int]:
+    if side not in record.tokens and side not in record.words:  # patches, or frames of a sound
+        layer = record.kind(next(kind for kind, (_, key) in KINDS.items() if key == side and kind in record.kinds))[0]
+        yield from range(layer.grouped_values.shape[2])
+        return
     count = record.tokens[side].shape[1] if side in record.tokens else len(record.words[side][0])
     yield from _find_tokens(record, side, count).tolist()

@@ -184,9 +184,19 @@ class Record:
             examples = slice(examples % len(self), examples % len(self) + 1)
 
         def cut(name: str, x: Tensor) -> Tensor:
+            if name == "context":
+                self.check_count(x)
             return x if name in UNBATCHED or (name == "mask" and (x.dim() < 4 or len(x) == 1)) else x[examples]
 
         return replace(self._map(cut), words={name: lines[examples] for name, lines in self.words.items()})
+
+    def check_count(self, context: Tensor) -> None:
+        """Raise ValueError if the context of a layer lacks examples of the record, as one picture for two texts."""
+        if len(context) != len(self):
+            raise ValueError(
+                f"the record has {len(self)} examples, and a layer {len(context)}, so they cannot be told apart: "
+                "record as many pictures as texts"
+            )
 
     def to(self, device: torch.device | str) -> "Record":
         moved: dict[int, Tensor] = {}  # keeps shared tensors shared; the ids of lazy layers are not stable
