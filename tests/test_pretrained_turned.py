@@ -252,6 +252,14 @@ def test_adapters_of_peft_are_applied():
     merged = attnlab.record(whole, batch).layers[2]
     assert record.meta["adapters"] == "default (LORA)"
     assert record.meta["output_projection"] == "with its adapters (lora)"
+    with adapted.disable_adapter():
+        off = attnlab.record(adapted, batch)
+    assert "adapters" not in off.meta
+    torch.testing.assert_close(off.layers[2].output_weight, plain.output_weight, **CLOSE)
+    adapted.add_adapter("second", peft.LoraConfig(**options, init_lora_weights=False))
+    adapted.set_adapter("second")
+    assert attnlab.record(adapted.eval(), batch).meta["adapters"] == "second (LORA)"
+    adapted.set_adapter("default")
     torch.testing.assert_close(record.layers[2].output_weight, merged.output_weight, **CLOSE)
     torch.testing.assert_close(record.layers[2].weights, merged.weights, **CLOSE)
     assert (merged.output_weight - plain.output_weight).abs().max() > 0.01

@@ -50,12 +50,15 @@ def find_inner(model: nn.Module) -> Any:
 
 
 def describe_adapters(model: Any) -> dict[str, str]:
-    """Return the entry of the Record's meta that names the adapters (PEFT) of a model, which are applied."""
+    """Return the entry of the Record's meta that names the adapters (PEFT) of a model that are applied, if any are."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, Mapping):
         return {}
+    layers = [module for module in model.modules() if has_adapters(module) and hasattr(module, "disable_adapters")]
+    active = {name for layer in layers if not layer.disable_adapters for name in layer.active_adapters}
     kinds = {name: str(getattr(config, "peft_type", "adapter")).rpartition(".")[2] for name, config in configs.items()}
-    return {"adapters": ", ".join(f"{name} ({kind})" for name, kind in kinds.items())}
+    applied = [f"{name} ({kind})" for name, kind in kinds.items() if not layers or name in active]
+    return {"adapters": ", ".join(applied)} if applied else {}
 
 
 def list_projections(model: nn.Module) -> list[nn.Module]:
