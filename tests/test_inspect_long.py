@@ -126,6 +126,10 @@ def test_windows_and_blocks_by_hand():
 
 def test_the_sentence_on_sinks():
     table = pd.DataFrame({"first_weight": [0.8, 0.1], "first_norm": [0.05, 0.2], "is_sink": [True, False]})
+    table["first_uniform"] = 0.37
+    assert describe_sinks(table).endswith("too short to find sinks: weights spread evenly put 37\xa0% there.")
+    table["first_uniform"] = 0.29
+    assert describe_sinks(table).endswith("of what they take comes from it.")
     assert describe_sinks(table).startswith("1 of 2 heads have a sink, a rate of 50")
     assert "No head of 1 " in describe_sinks(table[1:])
 

@@ -224,6 +224,7 @@ def test_sinks_by_hand():
     row = tabulate_sinks([totals(layer)]).iloc[0]
     assert row["first_weight"] == pytest.approx(0.8)
     assert row["first_norm"] == pytest.approx(1.6 / 2.8)
+    assert row["first_uniform"] == pytest.approx((1 + 1 / 2) / 2)
     assert (row["top_key"], row["top_weight"], row["is_sink"]) == (0, pytest.approx(0.8), True)
 
 

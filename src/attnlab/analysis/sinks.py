@@ -4,6 +4,7 @@ From the totals of a layer (`totals`), for each head over N queries, mean over e
 
     first_weight      Σ_i α_i,first / N             the mean weight on the first token
     first_norm        Σ_i ‖α_i,first f‖ / Σ_ij ‖α_ij f‖     its share of what the head takes, by norm
+    first_uniform     the same if each query spread its weight evenly over the keys up to it (in a decoder), or over all
     is_sink           first_weight > 0.3, as Gu et al. 2025 count sinks (ε = 0.3)
     top_key           the key with the most weight; top_weight and top_norm are its shares of weight and of norm
     entropy_nats      mean over queries
@@ -55,9 +56,17 @@ def _tabulate_layer(layer: Totals) -> pd.DataFrame:
     stacked = torch.stack([x.mean(0) for x in numbers.values()]).cpu()  # (number,h)
     columns = dict(zip(numbers, stacked.tolist(), strict=True))
     table = pd.DataFrame({"kind": layer.kind, "layer": layer.index, "head": range(stacked.shape[1])} | columns)
+    table["first_uniform"] = _measure_uniform(layer.kind, queries, weight.shape[2])
     table["top_key"] = key[0].tolist()
     table["is_sink"] = table["first_weight"] > EPSILON
     return table
+
+
+def _measure_uniform(kind: str, queries: int, keys: int) -> float:
+    """Return the mean weight on the first token if every query weighs the keys that it may see evenly."""
+    if kind != "decoder-self":
+        return 1 / keys
+    return float((1 / torch.arange(keys - queries + 1, keys + 1).double()).mean())
 
 
 def measure_activations(states: Tensor) -> Activations:

@@ -59,7 +59,16 @@ def describe_sinks(sinks: pd.DataFrame) -> str:
     return (
         f"{len(with_sink):,} of {total:,} heads have a sink, a rate of {format_percent(len(with_sink) / total)}. They "
         f"put {weight} of their weight on the first token. By norm, {norm} of what they take comes from it."
+        + _warn_of_short_text(with_sink)
     )
+
+
+def _warn_of_short_text(with_sink: pd.DataFrame) -> str:
+    """Return a sentence if even heads that spread their weight evenly would count as heads with a sink."""
+    uniform = with_sink["first_uniform"].max()
+    if uniform <= EPSILON:
+        return ""
+    return f" The text is too short to find sinks: weights spread evenly put {format_percent(uniform)} there."
 
 
 def build_sink_section(folder: Path, sinks: pd.DataFrame, activations: pd.DataFrame) -> tuple[str, list[Part]] | None:
