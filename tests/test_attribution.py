@@ -154,6 +154,12 @@ def test_what_the_logit_form_refuses():
         alti_logit(attnlab.record(made(LM, norm="post"), TARGET, feed_forward=True), TARGET)
     with pytest.raises(ValueError, match="needs a language model"):
         alti_logit(attnlab.record(*one("bert")), TARGET)
+    record = attnlab.record(made(LM), TARGET, feed_forward=True)
+    for words in (TARGET[0], TARGET[:, :1], TARGET.double(), "cat"):
+        with pytest.raises(ValueError, match=r"words must be a tensor of ids of shape \(1, 4\)"):
+            alti_logit(record, words)
+    with pytest.raises(ValueError, match="words must be ids from 0 to 22, got 23 to 23"):
+        alti_logit(record, torch.full((1, 4), 23))
 
 
 def test_value_zeroing_is_a_pass_with_values_changed_by_hand():
@@ -274,6 +280,12 @@ def test_what_decompose_refuses():
         decompose(model, TARGET, word=23)
     with pytest.raises(ValueError, match="rule must be one of frozen, attn-lrp, gradient, got 'lrp'"):
         decompose(model, TARGET, rule="lrp")
+    with pytest.raises(ValueError, match=r"word must be an id from 0 to 22, got 1\.5"):
+        decompose(model, TARGET, word=1.5)
+    with pytest.raises(TypeError, match="score must be a function from the output, a tensor, to one number, got 3"):
+        decompose(model, TARGET, score=3)
+    with pytest.raises(TypeError, match=r"score must return one number as a tensor, got a tensor of shape \(23,\)"):
+        decompose(model, TARGET, score=lambda logits: logits[0, -1])
     with pytest.raises(ValueError, match="one example, got 2"):
         decompose(model, TARGET.expand(2, 4))
     with pytest.raises(ValueError, match="one output for the whole text"):

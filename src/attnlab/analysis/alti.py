@@ -80,6 +80,7 @@ def alti_logit(record: Record, words: Tensor) -> LogitShares:
     layers = list(record.layers)
     if set(record.kinds) != {"decoder-self"} or "weight" not in record.readout:
         raise ValueError("alti_logit needs a language model: decoder-self layers and a readout of words")
+    _check_words(record, words)
     last = layers[-1]
     if not bool(read_part(last, "feed_forward.pre")):
         raise ValueError(f"{last.name}: alti_logit needs a pre-norm model, whose state is a sum; this one is post-norm")
@@ -108,6 +109,15 @@ def alti_logit(record: Record, words: Tensor) -> LogitShares:
         extra = widen(record.readout["bias"])[words]
         biases, logit = biases + extra, logit + extra
     return LogitShares(tokens, feed_forward, biases, logit)
+
+
+def _check_words(record: Record, words: Tensor) -> None:
+    shape, vocabulary = tuple(record.readout["hidden"].shape[:2]), len(record.readout["weight"])
+    if not isinstance(words, Tensor) or tuple(words.shape) != shape or words.is_floating_point():
+        got = f"{words.dtype} {tuple(words.shape)}" if isinstance(words, Tensor) else repr(words)
+        raise ValueError(f"words must be a tensor of ids of shape {shape}, one word for each position, got {got}")
+    if not 0 <= int(words.min()) <= int(words.max()) < vocabulary:
+        raise ValueError(f"words must be ids from 0 to {vocabulary - 1}, got {int(words.min())} to {int(words.max())}")
 
 
 def _read_rows(last: Layer, unembedding: Tensor, rows: slice, c: Tensor) -> Tensor:

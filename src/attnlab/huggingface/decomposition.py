@@ -71,7 +71,8 @@ def decompose(
 
     position   of the output; None: the last. A classifier has one output, without positions
     word       the id of the logit; None: the one with the largest logit there
-    score      a function from the output to the number to split, instead of a logit; linear, or the parts do not sum
+    score      a function from the first output, a tensor, to the number to split, instead of a logit; linear, or the
+               parts do not sum
     rule       "frozen": weights, norms and slopes are constant; "attn-lrp": norms and slopes are, and the factors of
                each product get half; "gradient": the plain gradient times the input
     how        tokenizer, target and max_length for texts and Hugging Face models
@@ -95,12 +96,23 @@ def decompose(
         if len(output) != 1:
             raise ValueError(f"decompose reads one example, got {len(output)}; pass them one by one")
         if score is not None:
-            return _split(score(output), leaves, biases, -1, -1)
+            return _split(_call_score(score, output), leaves, biases, -1, -1)
         row, place = _choose_row(output, position)
         chosen = int(row.argmax()) if word is None else word
-        if not 0 <= chosen < len(row):
+        if not isinstance(chosen, int) or not 0 <= chosen < len(row):
             raise ValueError(f"word must be an id from 0 to {len(row) - 1}, got {word}")
         return _split(row[chosen], leaves, biases, place, chosen)
+
+
+def _call_score(score: Any, output: Tensor) -> Tensor:
+    """Return the number that a user's function makes of the output. Raises TypeError if it is not one."""
+    if not callable(score):
+        raise TypeError(f"score must be a function from the output, a tensor, to one number, got {score!r}")
+    found = score(output)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise TypeError(f"score must return one number as a tensor, got {got}")
+    return found.squeeze()
 
 
 def _split(
