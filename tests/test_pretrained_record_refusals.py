@@ -281,3 +281,16 @@ def test_an_example_of_a_record_with_fewer_pictures_than_texts_cannot_be_cut_out
     for read in (lambda: record[1], lambda: attnlab.show(record)):
         with pytest.raises(ValueError, match="the record has 2 examples, and a layer 1,"):
             read()
+
+
+def test_a_model_without_weights_and_adapters_without_a_model_are_refused(tmp_path):
+    model = tiny("llama").to("meta")
+    for attempt in (
+        lambda: attnlab.record(model, {"input_ids": torch.ones(1, 3).long()}),
+        lambda: attnlab.adapt(model, "dagpam"),
+    ):
+        with pytest.raises(ValueError, match="this LlamaForCausalLM is on the device meta and has no weights"):
+            attempt()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has adapters of PEFT, without their model: load both"):
+        attnlab.record(tmp_path, "a cat")

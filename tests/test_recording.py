@@ -331,3 +331,6 @@ def test_a_tensor_that_belongs_to_no_layer_is_refused(tmp_path):
 def test_chunks_must_hold_something():
     with pytest.raises(ValueError, match="got 0"):
         list(layer().chunks(0))
+    for start, stop in ((-1, 2), (3, 2)):
+        with pytest.raises(IndexError, match=f"rows must start at 0 or later.*got {start} to {stop}"):
+            layer().rows(start, stop)

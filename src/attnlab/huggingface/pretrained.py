@@ -332,6 +332,9 @@ def _load_config(name: str, trust_remote_code: bool, revision: str | None = None
         support.check_gguf(name, gguf_file)
         how["gguf_file"] = gguf_file
     elif path.is_dir() and not (path / "config.json").is_file():
+        if (path / "adapter_config.json").is_file():
+            both = "load both with peft.AutoPeftModel.from_pretrained and pass the loaded model"
+            raise ValueError(f"{name} has adapters of PEFT, without their model: {both}")
         raise ValueError(f"{name} is not a model: the folder has no config.json")
     if path.is_file():
         raise ValueError(f"{name} is a file; pass a folder with a config.json, or an id on the Hugging Face hub")
@@ -361,7 +364,12 @@ def open_tokenizer(
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"expected a Hugging Face model, got {type(model).__name__}; load the model with transformers")
+        how = (
+            "adapt the model before it gets adapters" if hasattr(model, "peft_config") else "load it with transformers"
+        )
+        raise TypeError(f"expected a Hugging Face model, got {type(model).__name__}; {how}")
+    if model.device.type == "meta" and not hasattr(model, "hf_device_map"):  # which offloads weights
+        raise ValueError(f"this {type(model).__name__} is on the device meta and has no weights: load them first")
     support.check_class(type(model))
 
 

@@ -118,11 +118,11 @@ def to_numpy(record: Record) -> dict[str, np.ndarray]:
 
 
 def save_npz(record: Record, path: str | Path) -> None:
-    """Write the arrays of `to_numpy` to a compressed .npz file, atomically. It holds no pickle."""
+    """Write the arrays of `to_numpy` to an .npz file, atomically. It holds no pickle and is not compressed."""
     if Path(path).suffix != ".npz":
         raise ValueError(f"the file must end in .npz, got {path}")
     with replace_file(Path(path)) as scratch, open(scratch, "wb") as file:
-        np.savez_compressed(file, **to_numpy(record))  # type: ignore[arg-type]
+        np.savez(file, **to_numpy(record))  # type: ignore[arg-type]
 
 
 def _to_array(x: Tensor) -> np.ndarray:

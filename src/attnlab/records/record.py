@@ -95,6 +95,8 @@ class Layer:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the weights of queries start … stop−1, (b,h,stop−start,j)."""
+        if not 0 <= start <= stop:
+            raise IndexError(f"rows must start at 0 or later and stop at or after their start, got {start} to {stop}")
         return self.attended[:, :, start:stop] if isinstance(self.attended, Tensor) else self.attended(start, stop)
 
     def see(self, start: int, stop: int) -> Tensor:
