@@ -99,6 +99,8 @@ class ChangedPass:
         self._past: int | Tensor | None = None  # number of tokens in the cache before this pass; None: no cache
         self._progress = TextProgress()
         self._awaited: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
+        self._attending: nn.Module | None = None  # the module of that layer, unless it is patched
+        self._projected: Tensor | None = None  # what the last linear map returned that did not read this context
 
     @contextmanager
     def install(self) -> Iterator[None]:
@@ -114,6 +116,9 @@ class ChangedPass:
             if any(isinstance(each, PatchHead) or each.changes_outputs for each in self.chosen):
                 for projection in list_projections(self.model):
                     stack.callback(projection.register_forward_hook(self._change_outputs).remove)
+                for module in self.calls.names:
+                    if next(module.children(), None) is not None:
+                        stack.callback(module.register_forward_hook(self._leave_module).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
             yield
             self._progress.check_reached()
@@ -139,7 +144,8 @@ class ChangedPass:
             self.sites.append(site)
         is_patched = mechanism is not None and any(isinstance(each, PatchHead) for each in chosen)
         if is_patched or any(each.changes_outputs for each in chosen):
-            self._awaited = site, mixed.flatten(2)
+            self._awaited, self._projected = (site, mixed.flatten(2)), None
+            self._attending = None if is_patched else call.module
         return mixed, None
 
     def _attend_changed(self, call: AttentionCall, chosen: Sequence[Intervention], site: Site) -> Tensor:
@@ -185,7 +191,21 @@ class ChangedPass:
             return None
         site, context = self._awaited
         if args[0].numel() != context.numel() or not torch.equal(args[0].reshape(context.shape), context):
+            self._projected = output
             return None
+        return self._change(output, site, context)
+
+    def _leave_module(self, module: nn.Module, _args: tuple, output: Any) -> Any:
+        """Change the output of an attention module whose output projection read its context through a gate or norm."""
+        if self._awaited is None or module is not self._attending or self._projected is None:
+            return None
+        first = output[0] if isinstance(output, tuple) else output
+        if first.shape != self._projected.shape or not torch.equal(first, self._projected):
+            return None
+        changed = self._change(first, *self._awaited)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    def _change(self, output: Tensor, site: Site, context: Tensor) -> Tensor:
         self._awaited = None
         outputs = output.reshape(*context.shape[:2], -1)
         for each in self.chosen:
