@@ -198,6 +198,16 @@ def test_the_parts_of_a_logit_sum_to_it(name):
     assert parts.table()["logit"].sum() == pytest.approx(parts.logit)
 
 
+def test_the_gated_product_before_a_norm_has_two_halves():
+    """BitNet norms the product a·u of its feed-forward, in float32 only."""
+    model = tiny_models.bitnet().eval()
+    batch = {key: x[:1] for key, x in tiny_models.padded_batch(model).items()}
+    parts = decompose(model, batch)
+    assert parts.error < 1e-6
+    with torch.no_grad():
+        assert parts.logit == pytest.approx(float(model(**batch).logits[0, -1, parts.word]), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["softmax", "coda", "dagpam", "gated", "xsa", "resformer", "sigmoid"])
 @pytest.mark.parametrize("config", [LM, TRANSLATOR, CLASSIFIER], ids=["lm", "translator", "classifier"])
 def test_the_parts_of_a_logit_of_ours_sum_to_it(name, config):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
-import transformers
 from torch import nn
 
 import attnlab
@@ -88,9 +87,7 @@ def test_a_mechanism_in_a_gated_model_is_turned_by_both():
 
 
 def test_a_norm_by_hand():
-    sizes = tiny_models._DECODER | {"hidden_size": 24, "num_key_value_heads": 2}
-    del sizes["head_dim"]
-    model = tiny_models._model(transformers.BitNetForCausalLM, transformers.BitNetConfig(**sizes))
+    model = tiny_models.bitnet()
     layer, module = record_last(model)
     flat = layer.context.transpose(1, 2).flatten(2)
     scale = (flat.square().mean(-1, keepdim=True) + module.attn_sub_norm.variance_epsilon).rsqrt()

@@ -46,6 +46,12 @@ def llama(**options: Any) -> hf.PreTrainedModel:
     return _model(hf.LlamaForCausalLM, hf.LlamaConfig(**(_DECODER | options)))
 
 
+def bitnet() -> hf.PreTrainedModel:
+    """A norm before W_O, and one between the gated product and the last map of the feed-forward."""
+    sizes = {name: x for name, x in _DECODER.items() if name != "head_dim"}
+    return _model(hf.BitNetForCausalLM, hf.BitNetConfig(**sizes | {"hidden_size": 24, "num_key_value_heads": 2}))
+
+
 def gemma() -> hf.PreTrainedModel:
     return _model(hf.GemmaForCausalLM, hf.GemmaConfig(**_DECODER))
 

@@ -35,6 +35,7 @@ def freeze_blocks(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             match classify_module(module):
                 case "norm":
+                    stack.enter_context(module.register_forward_pre_hook(gates.halve_gate))  # BitNet norms a·u
                     stack.enter_context(module.register_forward_hook(_freeze_norm))
                 case "activation":
                     stack.enter_context(module.register_forward_hook(gates.freeze_activation))
@@ -58,7 +59,7 @@ def _freeze_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tenso
 
 
 class GateFinder:
-    """Freezes activations, and finds the linear map that reads a product a·u of an activation and a linear map."""
+    """Freezes activations, and finds the linear map or norm that reads the product a·u with a linear map's output."""
 
     def __init__(self) -> None:
         self.active: Tensor | None = None
@@ -79,7 +80,7 @@ class GateFinder:
             self.recent = [*self.recent[1 - RECENT :], output.detach()]
 
     def halve_gate(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Halve the gradient at the input of a linear map that reads a·u: each factor gets half of the product."""
+        """Halve the gradient at the input of a map or norm that reads a·u: each factor gets half of the product."""
         a = self.active
         if a is None or not args or not isinstance(args[0], Tensor) or args[0].shape != a.shape:
             return None
