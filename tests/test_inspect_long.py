@@ -97,6 +97,8 @@ def test_only_some_layers_and_heads(model, tmp_path, short_limit):
     [
         (["--text", TEXT, "--window", "9999"], "--window 9999 is outside of the text"),
         (["--text", WORDS, "--window", "3"], "--window is for a text of more than"),
+        (["--text", WORDS, "--pan"], "--pan is for a text of more than"),
+        (["--text", TEXT, "--pan", "--window", "3"], "--window chooses windows and --pan takes all: pass one of them"),
         (["--text", TEXT, "--analysis", "rank"], "--analysis is for texts of at most 1,024 tokens"),
         (["--text", TEXT, "--importance"], "--importance is for texts of at most 1,024 tokens"),
         (["--text", TEXT, "--frequency", "counts.tsv"], "--max-length 1024 reads the beginning"),
@@ -124,6 +126,27 @@ def test_windows_and_blocks_by_hand():
     assert [long_text.choose_block(n) for n in (10, 16384, 16385, 100_000)] == [16, 128, 256, 1024]
 
 
+def test_windows_one_after_another(model, tmp_path, short_limit, monkeypatch):
+    """Together they are the text; where the page has less room, the first are there and a note names the others."""
+    result = run(model, "--text", TEXT, "--pan", "--layers", 1, "--out", tmp_path / "all")
+    assert result.exit_code == 0, result.exception
+    about = json.loads((tmp_path / "all" / "statistics.json").read_text())["about"]
+    assert about["windows"] == [*range(0, about["tokens"] - 16, 16), about["tokens"] - 16]
+    blocks = -(-about["tokens"] // 16)
+    monkeypatch.setattr(
+        long_text, "HEAD_CELLS", 2 * blocks**2 + 2 * 16**2
+    )  # blocks by weight and by norm, and two windows
+    result = run(model, "--text", TEXT, "--pan", "--layers", 1, "--heads", 0, "--out", tmp_path / "some")
+    assert result.exit_code == 0, result.exception
+    some = json.loads((tmp_path / "some" / "statistics.json").read_text())["about"]
+    assert some["windows"] == [0, 16]
+
+
+def test_places_are_named_by_hand():
+    assert long_text.name_places([3, 1500]) == "3, 1,500"
+    assert long_text.name_places(range(96, 9600, 96)) == "99 places from 96 to 9,504"
+
+
 def test_the_sentence_on_sinks():
     table = pd.DataFrame({"first_weight": [0.8, 0.1], "first_norm": [0.05, 0.2], "is_sink": [True, False]})
     table["first_uniform"] = 0.37
@@ -135,9 +158,14 @@ def test_the_sentence_on_sinks():
 
 
 def test_the_windows_can_be_chosen_in_a_browser(model, tmp_path, short_limit, opened):
-    result = run(model, "--text", TEXT, "--window", 30, "--out", tmp_path / "out")
+    result = run(model, "--text", TEXT, "--window", 30, "--window", 60, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.exception
     page = opened(tmp_path / "out" / "report.html").ready()
     page.get_by_label("Example").select_option(index=1)
     page.ready()
     assert "tokens 30 to 45" in page.get_by_label("Example").inner_text()
+    page.get_by_label("Next", exact=True).click()
+    page.ready()
+    assert page.get_by_label("Example").evaluate("menu => menu.selectedOptions[0].text").startswith("tokens 60 to 75")
+    assert page.get_by_label("Next", exact=True).is_disabled()
+    assert page.get_by_label("Previous", exact=True).is_enabled()

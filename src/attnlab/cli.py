@@ -254,6 +254,7 @@ def inspect(
     file: Annotated[str | None, Option(help="File with one text per line; .tsv: pairs.")] = None,
     document: Annotated[str | None, Option(help="File that is one text, of any length.")] = None,
     window: Annotated[list[int] | None, Option(help="Token where a window of a long text begins.")] = None,
+    pan: Annotated[bool, Option("--pan", help="Show windows one after another, as many as the page holds.")] = False,
     layers: Annotated[str | None, Option(help="Layers to read, as 0,2-4; from 0 within each kind.")] = None,
     heads: Annotated[str | None, Option(help="Heads to read, as 0,2-4.")] = None,
     max_length: Annotated[int | None, Option(help="Number of tokens after which texts are cut off.")] = None,
@@ -283,7 +284,7 @@ def inspect(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
         layers=parse_numbers(layers, "--layers"), heads=parse_numbers(heads, "--heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()), document=document,
-        windows=tuple(window or ()), revision=revision, gguf_file=gguf_file, importance=importance,
+        windows=tuple(window or ()), pan=pan, revision=revision, gguf_file=gguf_file, importance=importance,
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(

@@ -6,7 +6,7 @@ The model runs once and each layer is reduced as it runs (attnlab.huggingface.st
     tokens       what each token receives and takes, over all heads and layers
     links        the pairs of different tokens with the largest ‖αf(x)‖ in each head, exact
     level        maps of blocks of B tokens, sums of all pairs
-    windows      every weight among WINDOW consecutive tokens, at a few places
+    windows      every weight among WINDOW consecutive tokens, at a few places or one after another
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -85,10 +85,14 @@ def choose_block(tokens: int) -> int:
 
 def read_long_text(
     reader: PretrainedReader, example: TextExample, groups: Categories, *, windows: Sequence[int] = (),
-    layers: Collection[int] | None = None, heads: Collection[int] | None = None,
+    pan: bool = False, layers: Collection[int] | None = None, heads: Collection[int] | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> LongReading:  # fmt: skip
-    """Read one text without maps of all pairs. windows: where windows begin; default: PLACES of them, evenly spaced."""
+    """Read one text without maps of all pairs.
+
+    windows   where windows begin; default: PLACES of them, evenly spaced
+    pan       take windows one after another from the first token on, instead
+    """
     batch = inputs.build_batch(reader.model, reader.tokenizer, example.text, None, reader.max_length)
     ids = batch["input_ids"]
     batch = {"input_ids": ids}  # one text has no padding
@@ -97,8 +101,8 @@ def read_long_text(
     n = ids.shape[1]
     known = sorted({site.layer for site in find_sites(reader.model)})
     check_known(layers, known, reader.name, "layer")
-    starts = choose_windows(n, windows)
-    gather = _Gather(groups, ids, starts, layers, heads, progress, known[-1] + 1)
+    starts = choose_windows(n, range(0, n, WINDOW) if pan else windows)
+    gather = _Gather(groups, ids, starts, known if layers is None else layers, heads, progress, known[-1] + 1)
     stream_layers(reader.model, batch, gather.add, links=LINKS, block=choose_block(n))
     pieces = [reader.sides["source"].texts[token] for token in ids[0].tolist()]
     unrecorded = describe_unrecorded(reader.model, known).get("unrecorded", "")
@@ -115,15 +119,23 @@ def choose_windows(tokens: int, given: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(min(start, last) for start in (given or even)))
 
 
+def name_places(starts: Sequence[int]) -> str:
+    """Name where windows begin; of more than PLACES the first and the last."""
+    if len(starts) > PLACES:
+        return f"{len(starts):,} places from {starts[0]:,} to {starts[-1]:,}"
+    return ", ".join(f"{start:,}" for start in starts)
+
+
 class _Gather:
     """Reduces layers as they run."""
 
     def __init__(
-        self, groups: Categories, ids: Tensor, starts: tuple[int, ...], layers: Collection[int] | None,
+        self, groups: Categories, ids: Tensor, starts: tuple[int, ...], layers: Collection[int],
         heads: Collection[int] | None, progress: Progress, count: int,
     ) -> None:  # fmt: skip
         self.statistics = Statistics(groups, heads=heads)
         self.ids, self.starts, self.layers, self.heads = ids, starts, layers, heads
+        self.left_out: tuple[int, ...] = ()
         self.progress, self.count = progress, count
         self.sinks: list[pd.DataFrame] = []
         self.links: list[pd.DataFrame] = []
@@ -136,7 +148,7 @@ class _Gather:
     def add(self, streamed: StreamedLayer) -> None:
         found, layer = streamed.totals, streamed.layer
         self.progress(found.index + 1, self.count, "layers")
-        if self.layers is not None and found.index not in self.layers:
+        if found.index not in self.layers:
             return
         self.kind, chosen = found.kind, select_heads(layer, self.heads)
         causal = layer.attended.causal if isinstance(layer.attended, SoftmaxScores) else layer.hides_any()
@@ -153,6 +165,9 @@ class _Gather:
     def _add_maps(self, found: Totals, streamed: StreamedLayer, chosen: list[int]) -> None:
         level = found.level
         assert level is not None
+        if not self.attentions:
+            kept = 1 if streamed.layer.turning is None else 2  # norms are kept beside weights
+            self._keep_windows(len(self.layers) * len(chosen), 2 * level.weight.shape[-1] ** 2, kept)
         self.block = level.block
         maps = {"weight": level.weight[0, chosen].cpu(), "norm": level.norm[0, chosen].cpu()}
         mask = _find_lower(maps["weight"].shape[1]) if streamed.layer.hides_any() else None
@@ -176,21 +191,26 @@ class _Gather:
                 ViewAttention(number, found.kind, found.index, names, shown, vector, seen, statistics)
             )
 
+    def _keep_windows(self, heads: int, level: int, maps: int) -> None:
+        """Keep the first windows for which the page has room.
+
+        heads   number of heads of all layers together
+        level   number of cells of the level, for each head
+        maps    number of maps of a window, for each head
+        """
+        room = max(1, (HEAD_CELLS // heads - level) // (maps * min(WINDOW, self.ids.shape[1]) ** 2))
+        self.starts, self.left_out = self.starts[:room], self.starts[room:]
+
     def finish(self, title: str, pieces: list[str], unrecorded: str) -> LongReading:
         n, side = len(pieces), KINDS[self.kind][1]
-        first = sum(x.numel() for a in self.attentions if a.example == 0 for x in a.maps.values())
-        each = sum(x.numel() for a in self.attentions if a.example == 1 for x in a.maps.values())
-        room = max(1, (HEAD_CELLS - first) // max(1, each))
-        kept, left = self.starts[:room], self.starts[room:]
         level = tuple(f"{start:,}: {pieces[start]}" for start in range(0, n, self.block))
         examples = [ViewExample(f"whole text, {self.block:,} tokens a cell", {side: _build_side(level, joined=False)})]
-        for start in kept:
+        for start in self.starts:
             stop = min(start + WINDOW, n)
             examples.append(
                 ViewExample(f"tokens {start:,} to {stop - 1:,}", {side: _build_side(tuple(pieces[start:stop]))})
             )
-        shown = [a for a in self.attentions if a.example <= len(kept)]
-        view = View(title, examples, [ViewRun("model", [Frame(shown)])], self._list_notes(n, left))
+        view = View(title, examples, [ViewRun("model", [Frame(self.attentions)])], self._list_notes(n))
         names = ("received_weight", "received_norm", "taken_norm", "entropy_nats")
         tokens = pd.DataFrame({"position": range(n), "token": pieces})
         for name, values in zip(names, self.sums, strict=True):
@@ -200,18 +220,19 @@ class _Gather:
             "links": _name_links(pd.concat(self.links, ignore_index=True), pieces),
             "activations": _name_activations(pd.DataFrame(self.activations), pieces),
         }  # fmt: skip
-        return LongReading(tables, unrecorded, view, n, self.block, WINDOW, kept, left)
+        return LongReading(tables, unrecorded, view, n, self.block, WINDOW, self.starts, self.left_out)
 
-    def _list_notes(self, n: int, left: tuple[int, ...]) -> tuple[str, ...]:
+    def _list_notes(self, n: int) -> tuple[str, ...]:
         notes = [
             f"The text has {n:,} tokens. The first example shows it in blocks of {self.block:,}: a cell is the mean "
             "over the queries of a block of what they give all keys of a block. It sums all pairs and is no sample.",
             f"The other examples are windows of {WINDOW} tokens with every weight among them. A window leaves out what "
             "its rows give to tokens outside of it. The statistics of a head are of the whole text.",
         ]
-        if left:
-            where = ", ".join(f"{start:,}" for start in left)
-            notes.append(f"The page has no room for the windows at {where}: choose --layers or --heads.")
+        if self.left_out:
+            notes.append(
+                f"The page has no room for windows at {name_places(self.left_out)}: choose --layers or --heads."
+            )
         return tuple(notes)
 
 

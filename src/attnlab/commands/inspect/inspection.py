@@ -33,6 +33,7 @@ class InspectionRequest(SurveyConfig):
     examples: Natural = 0  # number of examples from the file to show with full maps
     document: str | None = None  # path of a file that is one text
     windows: tuple[Natural, ...] = ()  # tokens at which windows of a long text begin
+    pan: bool = False  # whether windows of a long text follow one after another
     revision: str | None = None  # branch, tag or commit of a model on the hub
     gguf_file: str | None = None  # name of a GGUF file to load the model from
     importance: bool = False  # whether to rank the heads by knocking out each
@@ -44,6 +45,8 @@ class InspectionRequest(SurveyConfig):
             raise ValueError(f"pass one of --text, --pair, --file and --document, got {' and '.join(given) or 'none'}")
         if not all(side.strip() for side in (self.pair or (self.text if self.text is not None else "a",))):
             raise ValueError(f"--{given[0]} is empty: pass some text")
+        if self.windows and self.pan:
+            raise ValueError("--window chooses windows and --pan takes all: pass one of them")
         if self.file is None and (self.limit is not None or self.examples):
             raise ValueError("--limit and --examples need --file")
 
@@ -64,7 +67,7 @@ class InspectionRequest(SurveyConfig):
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        later = ("analyses", "document", "windows", "revision", "gguf_file", "importance")
+        later = ("analyses", "document", "windows", "pan", "revision", "gguf_file", "importance")
         without = (*FREE_KEYS, *(key for key in later if not getattr(self, key)))  # unset, they do not change the name
         return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
@@ -85,7 +88,7 @@ def inspect(
         request.model, device=device, dtype=request.dtype, max_length=request.max_length, revision=request.revision,
         gguf_file=request.gguf_file, **how,
     )  # fmt: skip
-    translation = None
+    translation, option = None, "--pan" if request.pan else "--window"
     if request.text is not None or request.document is not None:
         corpus = TextCorpus(tuple(reader.complete(example) for example in corpus))
         translation = corpus.given[0].second
@@ -93,10 +96,10 @@ def inspect(
         gap = explain_long_gap(reader, corpus.given[0])
         if gap is None and isinstance(reader, PretrainedReader):
             return inspect_long_text(reader, corpus.given[0], request, folder, command, progress)
-        if request.windows:
-            raise ValueError(f"--window: {request.model} shows no windows, because {gap}")
-    elif request.windows:
-        raise ValueError(f"--window is for a text of more than {LONG:,} tokens; this one is shown whole")
+        if request.windows or request.pan:
+            raise ValueError(f"{option}: {request.model} shows no windows, because {gap}")
+    elif request.windows or request.pan:
+        raise ValueError(f"{option} is for a text of more than {LONG:,} tokens; this one is shown whole")
     config = SurveyConfig(**{name: getattr(request, name) for name in asdict(SurveyConfig())})
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:

@@ -15,7 +15,7 @@ from attnlab.commands.inspect.sink_section import build_sink_section, describe_s
 from attnlab.files import write_text
 from attnlab.files.user_files import read_text
 from attnlab.provenance import collect_provenance
-from attnlab.reading.long_text import LONG, LongReading, Progress, read_long_text
+from attnlab.reading.long_text import LONG, LongReading, Progress, name_places, read_long_text
 from attnlab.reading.reader import PretrainedReader
 from attnlab.reading.text_stream import TextExample
 from attnlab.report.numbers import format_real
@@ -45,7 +45,8 @@ def inspect_long_text(
         own = parse_categories(read_text(Path(request.categories)), request.categories)
         groups = Categories.from_groups(own, side.pieces, side.texts)
     places = {"layers": request.layers, "heads": request.heads}
-    reading = read_long_text(reader, example, groups, windows=request.windows, progress=progress, **places)
+    where = {"windows": request.windows, "pan": request.pan}
+    reading = read_long_text(reader, example, groups, progress=progress, **where, **places)
     about = {"model": reader.name, "document": request.document, "tokens": reading.tokens, **places}
     about |= {"tokens of a block": reading.block, "windows": list(reading.windows), "max_length": request.max_length}
     return write_long_report(folder, about, reading, reader.title, command, collect_provenance(reader.device))
@@ -82,10 +83,10 @@ def write_long_report(
 
 
 def _describe_view(reading: LongReading) -> str:
-    windows = ", ".join(f"{start:,}" for start in reading.windows)
     return (
         f"Choose an example to move through the text. The first shows all {reading.tokens:,} tokens, {reading.block:,} "
-        f"in each cell; the others are windows of {reading.window} tokens, at {windows}. --window N shows another one. "
+        f"in each cell; the others are windows of {reading.window} tokens, at {name_places(reading.windows)}. "
+        "--window N shows another one, --pan shows one after another. "
         "Each row attends, each column is attended to. Left: the weight. Right: the norm, how much is taken."
     )
 

@@ -38,6 +38,7 @@ export class Controls {
       const named = (example) => `${example.name}: ${Object.values(example.sides)[0].texts.join(" ").slice(0, 40)}`;
       const options = view.examples.map((example, n) => [n, named(example)]);
       made.push(menu("Example", options, state.example, (example) => change({ example })));
+      if (options.length > 2) made.push(this.steps(state.example));
     }
     const kinds = store.kinds(state);
     if (kinds.length > 1) {
@@ -48,6 +49,18 @@ export class Controls {
     const heads = store.attention(state)?.heads || [];
     if (heads.length > 1) made.push(this.heads(heads, state));
     return made;
+  }
+
+  // Buttons to the example before and after this one.
+  steps(example) {
+    const step = (label, sign, by) => {
+      const disabled = !(example + by in this.store.view.examples);
+      const button = element("button", { type: "button", ariaLabel: label, disabled }, sign);
+      button.dataset.key = label;
+      button.addEventListener("click", () => this.change({ example: example + by }));
+      return button;
+    };
+    return element("div", { class: "choice steps" }, step("Previous", "‹", -1), step("Next", "›", 1));
   }
 
   heads(heads, state) {
