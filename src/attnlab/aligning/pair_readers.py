@@ -105,10 +105,10 @@ class PretrainedTranslator:
             raise ValueError(f"{what}; {advice}")
         tokenizer = pretrained.open_tokenizer(name)
         languages = languages or Languages()
+        sides = tuple(WordTokenizer.open(tokenizer, argument, name, languages) for argument in SIDES)
         proved = pretrained.record(model, PROOF, target=PROOF, tokenizer=tokenizer)
         plan = CrossPlan.from_record(model, proved)
         heads = proved.kind("cross")[0].context.shape[1]
-        sides = tuple(WordTokenizer.open(tokenizer, argument, name, languages) for argument in SIDES)
         convert_linears(model, loader.precision)
         return cls(name, model, sides, None if dispatch.find_adaptation(model) else plan, heads)  # type: ignore[arg-type]
 

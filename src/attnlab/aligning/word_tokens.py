@@ -54,9 +54,12 @@ class WordTokenizer:
 
     @classmethod
     def open(cls, tokenizer: Any, argument: str, name: str, languages: Languages) -> "WordTokenizer":
-        """Set the tokenizer's languages. Raises ValueError for a code that it does not know."""
+        """Set the tokenizer's languages. Raises ValueError for a code that it lacks or does not know."""
         for code, attribute in ((languages.source, "src_lang"), (languages.target, "tgt_lang")):
             if code is None:
+                if getattr(tokenizer, attribute, "none needed") is None:
+                    what = f"{name} translates between many languages: name both by --languages"
+                    raise ValueError(f"{what}, as eng_Latn-fra_Latn with the codes of its tokenizer")
                 continue
             if not hasattr(tokenizer, attribute):
                 raise ValueError(f"{name} takes no language codes; omit --languages, or pass --prefix for T5")
@@ -117,10 +120,8 @@ class WordTokenizer:
         whole, bare = (
             self.tokenizer(**{self.argument: "a"}, add_special_tokens=special)["input_ids"] for special in (True, False)
         )
-        for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
-                return whole[:start], whole[start + len(bare) :]
-        raise ValueError(f"{self.name}: its tokenizer changes a line when it adds special tokens")
+        start = _find_start(whole, bare, self.name)
+        return whole[:start], whole[start + len(bare) :]
 
     def _encode_lines(self, lines: list[list[str]]) -> EncodedLines:
         owners = find_owners(self.tokenizer, lines, self.argument, self.name)
@@ -154,16 +155,22 @@ def _find_line_owners(tokenizer: Any, words: list[str], argument: str, name: str
             NOWHERE if special else of_character[start]
             for (start, _), special in zip(made["offset_mapping"], made["special_tokens_mask"], strict=True)
         ]
-    ids = tokenizer(**{argument: text})["input_ids"]
-    specials = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    own = [token for token in ids if token not in specials]
+    ids, own = (tokenizer(**{argument: text}, add_special_tokens=special)["input_ids"] for special in (True, False))
+    start = _find_start(ids, own, name)
     of_word = number_pieces(tokenizer(**{argument: words}, add_special_tokens=False)["input_ids"])
     if len(of_word) != len(own):
         of_word = numbered_by_marks(tokenizer.convert_ids_to_tokens(own))
         if of_word[-1:] != [len(words) - 1]:
             raise ValueError(f"line {line}: cannot match the tokens of {name} to the words of {text!r}")
-    remaining = iter(of_word)
-    return [NOWHERE if token in specials else next(remaining) for token in ids]
+    return [NOWHERE] * start + of_word + [NOWHERE] * (len(ids) - start - len(own))
+
+
+def _find_start(whole: list[int], bare: list[int], name: str) -> int:
+    """Return where the tokens of a text begin among its tokens with special ones. M2M100 lists no code as special."""
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return start
+    raise ValueError(f"{name}: its tokenizer changes a line when it adds special tokens")
 
 
 def _word_of_character(words: Sequence[str]) -> list[int]:
