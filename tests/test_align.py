@@ -303,6 +303,30 @@ def test_what_is_wrong_is_said(words, message, transformer, text):
     assert re.match(message, str(done.exception))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "s"], "--out .* is the same file as SRC"),
+        (["--out", "./gold", "--gold", "gold"], "--out .* is the same file as --gold"),
+        (["--terms", "x", "--show", "x"], "--show .* is the same file as --terms"),
+        (["--terms", "t2", "--train-on", "s2", "t2"], "--terms .* is the same file as --train-on"),
+        (["--out", "."], "--out .* is a folder"),
+        (["--out", "/dev/null"], "--out /dev/null is not a regular file"),
+        (["--show", "s/page.html"], "--show .*s is not a folder"),
+        (["--out", "/proc/nowhere/links"], "cannot write /proc/nowhere/links"),
+    ],
+)
+def test_an_output_is_refused_before_anything_is_lost(words, message, text, tmp_path, monkeypatch):
+    for name, copy in (("s", "s"), ("t", "t"), ("gold", "gold"), ("s", "s2"), ("t", "t2")):
+        (tmp_path / copy).write_text((text[0] / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = cli("hmm", "s", "t", *words)
+    assert isinstance(done.exception, ValueError | OSError)
+    assert re.match(message, str(done.exception))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_layer_is_chosen_on_other_text(transformer, text, tmp_path):
     folder, *_ = text
     run, files = transformer.folder.path, (folder / "s", folder / "t")

@@ -19,6 +19,7 @@ from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Link, Links
 from attnlab.commands.align_products import EXPORTS, check_tags, join_lines, write_heads, write_products
+from attnlab.commands.output_files import check_outputs
 from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import replace_file
@@ -82,12 +83,25 @@ class AlignOptions(AlignmentRequest):
         """Return whether links are used for more than writing them."""
         return bool(self.project or self.terms or self.show or self.guided_text)
 
+    def check_files(self, source: Path, target: Path, out: Path | None) -> None:
+        """Raise an error for a file to write that cannot be written, or that is also read."""
+        files = {"--gold": [self.gold], "--project": [self.project], "--best-on-text": self.best_on_text}
+        files |= {"--train-on": self.train_files, "--guided-text": self.guided_text}
+        files |= {"best-on": [_parse_rule(place)[1] for place in (self.layer, self.head)]}
+        read = {Path(file): name for name, group in files.items() for file in group or () if file}
+        written = {"--out": out, "--terms": self.terms, "--show": self.show}
+        written["the file of projected tags"] = f"{self.project}.projected" if self.project else None
+        written["the file of guided links"] = f"{self.guided_text[0]}.align" if self.guided_text else None
+        named = {name: Path(file) for name, file in written.items() if file}
+        check_outputs(named, {source: "SRC", target: "TGT"} | read)
+
 
 def align_files(model: str, source: Path, target: Path, options: AlignOptions, out: Path | None) -> None:
     """Align two files; line k of one is the translation of line k of the other.
 
     Write the links in Pharaoh's format to a file or to standard output, and notes and score to standard error.
     """
+    options.check_files(source, target, out)
     hard = bool(options.symmetrise) or any(map(is_word_model, filter(None, (model, options.reverse))))
     if hard and options.scores and options.reverse:
         raise ValueError("--scores needs a single direction or soft maps: omit --reverse or --scores")
