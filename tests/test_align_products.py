@@ -185,9 +185,13 @@ def test_a_text_of_few_words_is_read_in_the_layers_of_the_highest_norm(marian, t
     assert by_default.stdout == by_norm.stdout != ""
 
 
-def test_an_interrupted_file_is_resumed(marian, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "CHUNK", 6)
-    words = [marian / "model", marian / "s", marian / "t", "--reverse", marian / "model", "--out", tmp_path / "links"]
+@pytest.mark.parametrize(
+    ("size", "how"), [("CHUNK", ["--reverse", "M"]), ("PART", ["--reverse", "M"]), ("CHUNK", ["--by", "encoder"])]
+)
+def test_an_interrupted_file_is_resumed(size, how, marian, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, size, 6)
+    more = [marian / "model" if word == "M" else word for word in how]
+    words = [marian / "model", marian / "s", marian / "t", *more, "--scores", "--out", tmp_path / "links"]
     whole = cli(*words)
     assert whole.exit_code == 0, whole.output
     expected = (tmp_path / "links").read_text()

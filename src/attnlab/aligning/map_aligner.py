@@ -96,15 +96,17 @@ class MapAligner:
             self.views, self.notes = [self.trained.open_pairs], [self.trained.describe()]
         elif self.encoders:
             self._choose_layers(_pick_pairs(pairs, SAMPLE))
+            self._centre_encoders(pairs)
         else:
             self._choose_candidates(pairs, tick)
         self._build_views()
 
-    def restore(self, chosen: Sequence[dict[str, object] | int]) -> None:
-        """Take the choices of an interrupted command in place of `choose`."""
+    def restore(self, chosen: Sequence[dict[str, object] | int], pairs: Pairs) -> None:
+        """Take the choices of an interrupted command in place of `choose`, which it made on these pairs."""
         self.chosen = [each if isinstance(each, int) else Candidate(**each) for each in chosen]  # type: ignore[arg-type]
         if self.trained is not None:
             self.views = [self.trained.open_pairs]
+        self._centre_encoders(pairs)
         self._build_views()
 
     def align(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> Scored:
@@ -219,6 +221,13 @@ class MapAligner:
                 trained = "this run was trained on Moses-tokenised text"
                 self.notes.append(f"{trained}; if your files are not tokenised, pass --tokenize moses")
                 return
+
+    def _centre_encoders(self, pairs: Pairs) -> None:
+        """Compute the mean vectors of each encoder from the sample, also if the command continues at a later line."""
+        sample = _pick_pairs(pairs, SAMPLE)
+        for encoder, layer in zip(self.encoders, self.chosen, strict=False):
+            assert isinstance(layer, int)
+            EncoderView(encoder, *sample, layer, self.request.temperature).find_centres([layer])
 
     def _choose_layers(self, pairs: Pairs) -> None:
         """Choose the layer of each encoder: the one asked for, or the one whose mutual links cover most words."""

@@ -138,7 +138,7 @@ class EncoderView(PairView):
         self, numbers: Sequence[int], sizes: tuple[int, int], layers: Sequence[int]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return F and B of several layers."""
-        self._find_centres(layers)
+        self.find_centres(layers)
         x, y = (self._encode(side, numbers, layers) for side in (0, 1))
         live = [
             torch.as_tensor(self.words[side][list(numbers)])[:, None] > torch.arange(sizes[side]) for side in (0, 1)
@@ -156,7 +156,7 @@ class EncoderView(PairView):
         some = self.encoded[side].pick(numbers)
         return self.encoder.encode_words(side, some.ids, some.owners, layers)
 
-    def _find_centres(self, layers: Sequence[int]) -> None:
+    def find_centres(self, layers: Sequence[int]) -> None:
         """Compute the mean vector of each side from the first readable pairs of the text, once."""
         missing = [layer for layer in layers if layer not in self.encoder.centres]
         if not missing:

@@ -1,7 +1,8 @@
 """attnlab align: align the words of two text files, in one direction or in both, and score the links.
 
-Attention and encoders align a file in chunks of CHUNK lines. With --out, finished chunks are in OUT.partial, and
-OUT.partial.json says what was chosen; the same command continues after the last whole line, and renames the file.
+Attention and encoders read a file in chunks of CHUNK lines, and align them in parts of about half a minute. With --out,
+finished parts are in OUT.partial, and OUT.partial.json says what was chosen; the same command continues after the last
+whole line, and renames the file.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attnlab.aligning import AlignmentRequest, MapAligner, SelectionGold, align
+from attnlab.aligning.choice import SINGLE
 from attnlab.aligning.exporting import check_converted
 from attnlab.aligning.map_aligner import reverse_gold
 from attnlab.aligning.request import Pairs, is_word_model
@@ -27,8 +29,10 @@ from attnlab.tasks.links import Gold, format_links, read_gold
 from attnlab.tasks.numbered_text import NumberedText
 from attnlab.tasks.text import iterate_parallel, load_moses
 from attnlab.terminal import Bar, resumable
+from attnlab.training.runs import choose_device
 
 CHUNK = 10_000  # lines
+PART, SLOW_PART = 1_000, 100  # lines that a CPU aligns before it writes them; by probe or gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,20 +188,28 @@ def _align_in_chunks(
     with Bar(total) as progress, resumable() if out else progress, partial:
         for first, pairs in _read_chunks(source, target, options, done):
             if aligner is None:
-                aligner = _open_aligner(model, request, options, pairs, partial)
+                sample = next(_read_chunks(source, target, options, 0))[1] if done else pairs
+                aligner = _open_aligner(model, request, options, sample, partial)
                 aligner.aligned = sum(map(bool, kept))
-            start = first
+            for start, part in _cut_parts(first, pairs, request):
 
-            def tick(now: int, _of: int, start: int = start) -> None:
-                progress.tick(start + now, total)
+                def tick(now: int, _of: int, start: int = start) -> None:
+                    progress.tick(start + now, total)
 
-            found = aligner.align(pairs, tick)
-            partial.write(format_links(each, scores=options.scores) for each in found)
-            links += [frozenset(each) for each in found] if keeps else []
-            progress.tick(first + len(found), total)
+                found = aligner.align(part, tick)
+                partial.write(format_links(each, scores=options.scores) for each in found)
+                links += [frozenset(each) for each in found] if keeps else []
+                progress.tick(start + len(found), total)
         partial.finish()
     notes = [] if aligner is None else aligner.list_notes()
     return links, [f"resumed after {done:,} lines; any counts are of the later ones", *notes] if done else notes
+
+
+def _cut_parts(first: int, pairs: Pairs, request: AlignmentRequest) -> Iterator[tuple[int, Pairs]]:
+    """Yield parts of a chunk with the number of their first line: what a stopped command has to align again."""
+    size = CHUNK if choose_device(request.device).type == "cuda" else SLOW_PART if request.by in SINGLE else PART
+    for k in range(0, len(pairs[0]), size):
+        yield first + k, (pairs[0][k : k + size], pairs[1][k : k + size])
 
 
 def _open_aligner(
@@ -206,7 +218,7 @@ def _open_aligner(
     """Open the models, and choose what to read, or take the choice of the partial file."""
     aligner = MapAligner.open(model, request, options.reverse)
     if partial.chosen is not None:
-        aligner.restore(partial.chosen)
+        aligner.restore(partial.chosen, pairs)
         return aligner
     aligner.choose(pairs)
     partial.begin([asdict(each) if is_dataclass(each) else each for each in aligner.chosen])
