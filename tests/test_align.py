@@ -285,7 +285,15 @@ def test_words_are_between_white_space_or_as_moses_cuts_them(tmp_path):
         (["RUN", "--layer", "best-on"], "best-on needs gold links"),
         (["RUN", "--layer", "best-on", "--head", "highest-norm"], "layer and head must use the same rule"),
         (["RUN", "--by", "probe", "--setting", "awi"], "--by probe"),
+        (["RUN", "--by", "encode"], "--by .*did you mean 'encoder'"),
         (["RUN", "--diagonal"], "--diagonal is for MODEL ibm1"),
+        (["RUN", "--train-on", "s", "t"], "--train-on is for MODEL fertility, hmm, ibm1 or eflomal"),
+        (["RUN", "--grow", "0.3"], "--grow is for --decide grow, but links are decided by argmax"),
+        (["RUN", "--combine", "geometric"], "--combine joins two directions"),
+        (["RUN", "--reverse", "RUN", "--threshold", "0.3"], "--threshold is for --decide threshold, .* by grow"),
+        (["ibm1", "--decide", "mutual"], "--decide is for models with attention; omit it for ibm1"),
+        (["ibm1", "--null", "0"], "--null is for models with attention"),
+        (["hmm", "--combine", "geometric"], "--combine is for models with attention"),
         (["ibm1", "--layer", "2"], "--layer is for models with attention"),
         (["ibm1", "--symmetrise", "union"], "--symmetrise needs two directions"),
         (["ibm1", "--reverse", "ibm1", "--symmetrise", "grow"], "--symmetrise must be one of intersection, union"),
@@ -297,8 +305,9 @@ def test_words_are_between_white_space_or_as_moses_cuts_them(tmp_path):
 )
 def test_what_is_wrong_is_said(words, message, transformer, text):
     folder = text[0]
-    model = str(transformer.folder.path) if words[0] == "RUN" else words[0]
-    done = cli(model, folder / "s", folder / "t", *words[1:])
+    places = {"RUN": transformer.folder.path, "s": folder / "s", "t": folder / "t"}
+    model, *more = (str(places.get(word, word)) for word in words)
+    done = cli(model, folder / "s", folder / "t", *more)
     assert isinstance(done.exception, ValueError | OSError)
     assert re.match(message, str(done.exception))
 

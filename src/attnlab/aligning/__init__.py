@@ -8,7 +8,7 @@ from attnlab.aligning.choice import Reading
 from attnlab.aligning.extraction import Tick
 from attnlab.aligning.ibm1_aligner import FILE, WordModel, name_folder
 from attnlab.aligning.map_aligner import MapAligner, Scored
-from attnlab.aligning.request import AlignmentRequest, Pairs, SelectionGold, is_word_model
+from attnlab.aligning.request import OF_MAPS, AlignmentRequest, Pairs, SelectionGold, is_word_model
 from attnlab.aligning.statistical import align_statistically, is_statistical
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.analysis.symmetrise import Link, Links
@@ -63,13 +63,13 @@ def align(
     if len(pairs[0]) != len(pairs[1]):
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
     if is_word_model(model):
-        attention_options = ("by", "setting", "layer", "head")
+        attention_options = ("by", "setting", "layer", "head", *OF_MAPS)
         request.refuse_options(attention_options, f"is for models with attention; omit it for {model}")
         if is_statistical(model):
             request.refuse_options(("diagonal",), f"is for MODEL ibm1; omit it for {model}")
             return AlignmentResult(*align_statistically(model, pairs, request.train_on, tick))
         return _align_by_ibm1(pairs, request, find_folder(model, FILE))
-    request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
+    request.refuse_training(model)
     aligner = MapAligner.open(model, request, reverse)
     aligner.choose(pairs, tick)
     scored = aligner.align(pairs, tick)

@@ -67,11 +67,13 @@ class MapAligner:
     def open(cls, model: str, request: AlignmentRequest, reverse: str | None = None) -> "MapAligner":
         """Open the model, and the model of the other direction if there is one."""
         names = [model] if reverse is None else [model, reverse]
+        trained = find_folder(model, FILE) is not None
+        request.refuse_unused(one_map=reverse is None and request.by != "encoder" and not trained)
         if (folder := find_folder(model, FILE)) is not None:
             if reverse is not None:
                 raise ValueError(f"{folder} is a trained aligner and reads both directions: omit --reverse")
             return cls(request, trained=TrainedAligner.load(folder, request))
-        request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
+        request.refuse_training(model)
         loader = ModelLoader(choose_device(request.device), request.allow_code, request.precision)
         if request.by == "encoder":
             request.refuse_options(("setting", "head"), "is for cross attention; omit it with --by encoder")

@@ -1,7 +1,8 @@
 """What the user asks of an aligner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from attnlab.aligning.choice import Reading, parse_place
 from attnlab.aligning.deciding import Decision, DecisionRule
@@ -17,6 +18,8 @@ from attnlab.tasks.links import Gold
 from attnlab.training.run_list import find_folder
 
 Pairs = tuple[Sentences, Sentences]
+AskedBy = Literal["weight", "norm", "signed", "probe", "gradient", "encoder", "auto"]
+OF_MAPS = ("decide", "null", "grow", "threshold", "combine", "pieces", "precision", "languages", "prefix")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class AlignmentRequest:
     setting is auto: the text decides, or the gold links of best-on. For probes and gradients it is awo.
     """
 
-    by: str | None = None
+    by: AskedBy | None = None
     setting: str | None = None
     layer: str | None = None
     head: str | None = None
@@ -96,13 +99,32 @@ class AlignmentRequest:
         if is_word_model(model) == is_word_model(other):
             return self
         if is_word_model(model):
-            return replace(self, by=None, setting=None, layer=None, head=None, selection=None)
+            defaults: dict[str, Any] = {
+                field.name: field.default for field in fields(AlignmentRequest) if field.name in OF_MAPS
+            }
+            return replace(self, by=None, setting=None, layer=None, head=None, selection=None, **defaults)
         return replace(self, diagonal=False, train_on=None)
 
     def refuse_options(self, names: Sequence[str], reason: str) -> None:
+        """Raise ValueError if one of these options was given: if it differs from its default."""
+        defaults = {field.name: field.default for field in fields(AlignmentRequest)}
         for name in names:
-            if getattr(self, name):
+            if getattr(self, name) != defaults[name]:
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+    def refuse_training(self, model: str) -> None:
+        """Raise ValueError for options of statistical aligners, which train on the text."""
+        self.refuse_options(["diagonal"], f"is for MODEL ibm1; omit it for {model}")
+        self.refuse_options(["train_on"], f"is for MODEL fertility, hmm, ibm1 or eflomal; omit it for {model}")
+
+    def refuse_unused(self, *, one_map: bool) -> None:
+        """Raise ValueError for an option of a decision that is not taken, or for joining a single map."""
+        decide = self.decide or ("argmax" if one_map else "grow")
+        for name in ("grow", "threshold"):
+            if decide != name:
+                self.refuse_options([name], f"is for --decide {name}, but links are decided by {decide}: omit it")
+        if one_map:
+            self.refuse_options(["combine"], "joins two directions: pass the model of the other one with --reverse")
 
 
 def is_word_model(model: str) -> bool:

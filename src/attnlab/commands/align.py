@@ -177,7 +177,7 @@ def _align_in_chunks(
 ) -> tuple[list[Links], list[str]]:
     """Align by soft maps, chunk by chunk, and resume a partial file. Links come back only if something reads them."""
     if options.train_files:
-        raise ValueError(f"--train-on is for MODEL ibm1; omit it for {model}")
+        raise ValueError(f"--train-on is for MODEL fertility, hmm, ibm1 or eflomal; omit it for {model}")
     total = sum(1 for _ in iterate_parallel(source, target))  # refuses files of different lengths before any work
     request = _read_request_of_file(source, target, options)
     partial = PartialLinks(out, _describe_command(model, source, target, options))
