@@ -1,5 +1,6 @@
 """attnlab align with Hugging Face models: which word a token belongs to, and links against one pair at a time."""
 
+import logging
 import re
 
 import pytest
@@ -13,7 +14,7 @@ import attnlab
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.extraction import find_links
 from attnlab.aligning.pair_readers import open_pretrained_reader
-from attnlab.aligning.word_tokens import find_owners
+from attnlab.aligning.word_tokens import Languages, WordTokenizer, find_owners
 from attnlab.analysis.alignment import NOWHERE
 
 CPU = torch.device("cpu")
@@ -70,6 +71,16 @@ def test_tokens_of_a_tokenizer_without_offsets():
     assert find_owners(Slow(), [["abcd", "?", "e"], []], "text_target", "it") == [[0, 0, 0, 1, 2, NOWHERE], []]
     with pytest.raises(ValueError, match=r"line 1: .*'abc de'"):
         find_owners(Slow(space=""), [["abc", "de"]], "text_target", "it")
+
+
+def test_a_long_line_is_tokenized_without_a_warning(caplog):
+    tokenizer = bpe(["a b"])
+    tokenizer.model_max_length = 8
+    side, logger = WordTokenizer.open(tokenizer, "text", "it", Languages()), logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    side.encode([["a"] * 20])
+    logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("make", [tiny_models.marian, tiny_models.t5])

@@ -263,7 +263,7 @@ def test_pairs_that_a_model_cannot_read_are_counted_over_all_chunks(marian, tmp_
     target.write_text("x y\nx\nx\nx\nx\n")
     done = cli(marian / "model", source, target)
     assert done.exit_code == 0, done.output
-    assert "without links: 2 pairs longer than the model's 53 positions" in done.stderr
+    assert "without links: 2 pairs longer than the model's 53 positions (lines 2, 4)" in done.stderr
     assert done.stdout.count("\n") == 5
 
 

@@ -1,6 +1,5 @@
 """Extract links from a model's cross attention: run batches of sentence pairs with teacher forcing, then read maps."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -54,7 +53,7 @@ class PairReader:
     readable: np.ndarray  # (pairs,) bool: neither empty nor too long
     size: tuple[int, int]  # number of cross-attention layers and of heads
     read_batch: Callable[[Sequence[int], AbstractSet[MapKey]], PairBatch]  # takes indices of pairs and what to read
-    left_out: Counter[str] = field(default_factory=Counter)  # pairs that are not readable, by reason
+    left_out: dict[str, list[int]] = field(default_factory=dict)  # indices of pairs that are too long, by reason
     batch_tokens: int = BATCH_TOKENS
 
     def plan_batches(self) -> list[list[int]]:

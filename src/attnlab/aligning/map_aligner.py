@@ -1,6 +1,5 @@
 """Align words by soft maps: open the models once, choose what to read on a sample, then align text chunk by chunk."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
@@ -60,7 +59,8 @@ class MapAligner:
     views: list[OpenView] = field(default_factory=list)
     chosen: list[Candidate | int] = field(default_factory=list)  # of each direction, or the layer of each encoder
     notes: list[str] = field(default_factory=list)  # on what was chosen
-    left_out: Counter[str] = field(default_factory=Counter)  # pairs without links so far, by reason
+    left_out: dict[str, list[int]] = field(default_factory=dict)  # lines without links so far, from 1, by reason
+    lines: int = 0  # lines so far
     aligned: int = 0  # pairs so far
 
     @classmethod
@@ -116,9 +116,8 @@ class MapAligner:
         found: Scored = [{} for _ in pairs[0]]
         views = [open_view(pairs) for open_view in self.views]
         readable = np.logical_and.reduce([view.readable for view in views])
-        counts: list[Counter[str]] = [view.left_out for view in views]
-        most: Counter[str] = max(counts, key=Counter.total)
-        self.left_out += most
+        self._note_left_out(views)
+        self.lines += len(found)
         lengths = tuple(np.maximum.reduce([view.lengths[side] for view in views]) for side in (0, 1))
         sizes = [(len(x), len(y)) for x, y in zip(*pairs, strict=True)]
         done = 0
@@ -137,8 +136,15 @@ class MapAligner:
 
     def list_notes(self) -> list[str]:
         """Return what was chosen, and which pairs have no links because a model cannot read them."""
-        lost = [f"without links: {n:,} pair{'s' if n > 1 else ''} {why}" for why, n in self.left_out.items()]
+        lost = [_describe_lines(why, lines) for why, lines in self.left_out.items()]
         return [*self.notes, *lost, *([] if self.aligned else ["no pair was aligned"])]
+
+    def _note_left_out(self, views: Sequence[PairView]) -> None:
+        """Add the lines that one of the models cannot read, each for the first reason."""
+        known: set[int] = set()
+        for why, indices in (item for view in views for item in view.left_out.items()):
+            self.left_out.setdefault(why, []).extend(self.lines + k + 1 for k in indices if k not in known)
+            known.update(indices)
 
     @property
     def rule(self) -> DecisionRule:
@@ -247,6 +253,12 @@ class MapAligner:
             self.chosen.append(best)
             share = f"links both ways cover {100 * scores[best]:.0f} % of the words of {len(pairs[0]):,} pairs"
             self.notes.append(f"read by encoder, layer {best} of {encoder.layers} of {encoder.name} ({share})")
+
+
+def _describe_lines(why: str, lines: Sequence[int]) -> str:
+    named = ", ".join(f"{line:,}" for line in lines[:5]) + (", …" if len(lines) > 5 else "")
+    several = "s" if len(lines) > 1 else ""
+    return f"without links: {len(lines):,} pair{several} {why} (line{several} {named})"
 
 
 def _measure_layers(view: EncoderView, pairs: Pairs) -> dict[int, float]:

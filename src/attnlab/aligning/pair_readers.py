@@ -4,7 +4,6 @@ Each word is tokenized on its own, so that every token belongs to one word. Sent
 white space, so tokenizing the whole line would give the same tokens.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -189,8 +188,8 @@ def _find_size(
 
 def find_readable(
     source: Sentences, target: Sentences, lengths: Sequence[np.ndarray], limit: int | None
-) -> tuple[np.ndarray, Counter[str]]:
-    """Return which pairs a model can read, (pairs,) bool, and how many it cannot read, by reason."""
+) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """Return which pairs a model can read, (pairs,) bool, and the indices of those that it cannot read, by reason."""
     full = np.array([bool(len(x) and len(y)) for x, y in zip(source, target, strict=True)], dtype=bool)
     short = np.maximum(*lengths) <= (limit or np.iinfo(np.int64).max)
     small = lengths[0] * lengths[1] <= MOST_CELLS
@@ -198,7 +197,7 @@ def find_readable(
         f"longer than the model's {limit} positions": full & ~short,
         f"with more than {MOST_CELLS:,} cells of tokens; split the lines": full & short & ~small,
     }
-    return full & short & small, Counter({why: n for why, pairs in left_out.items() if (n := int(pairs.sum()))})
+    return full & short & small, {why: np.flatnonzero(pairs).tolist() for why, pairs in left_out.items() if pairs.any()}
 
 
 def get_vocabularies(task: Task) -> tuple[Vocabulary, Vocabulary]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.aligning.extraction import Sentences
 from attnlab.counting.cooccurrence import WordPairs
-from attnlab.counting.padded_blocks import LARGEST, find_used
+from attnlab.counting.padded_blocks import LARGEST, LONGEST, find_used
 from attnlab.tasks.numbered_text import NumberedText, number_words
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
@@ -31,7 +31,7 @@ def _look_up_ids(ids: dict[str, int], text: NumberedText) -> np.ndarray:
 
 
 def empty_long_pairs(corpus: WordPairs) -> WordPairs:
-    """Return the pairs, with empty sides in place of those with more than LARGEST cells."""
+    """Return the pairs, with empty sides in place of those that are too long."""
     long = find_used(corpus)[1]
     if not len(long):
         return corpus
@@ -43,10 +43,10 @@ def empty_long_pairs(corpus: WordPairs) -> WordPairs:
 
 
 def describe_long_pairs(corpus: WordPairs) -> list[str]:
-    """Return a note that names the pairs with more than LARGEST cells."""
+    """Return a note that names the pairs that are too long."""
     long = find_used(corpus)[1]
     if not len(long):
         return []
     lines = ", ".join(f"{k + 1:,}" for k in long[:5]) + (", …" if len(long) > 5 else "")
-    limit = f"more than {LARGEST:,} combinations of a source and a target word"
+    limit = f"more than {LARGEST:,} combinations of a source and a target word, or {LONGEST:,} words on a side"
     return [f"left without links, because they have {limit}: line {lines}; split them into sentences"]

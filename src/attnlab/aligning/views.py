@@ -8,7 +8,6 @@ similarity(s,t) = cos(x_s − x̄, y_t − ȳ)      x_s the mean of the vectors 
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +35,7 @@ class PairView(ABC):
 
     readable: np.ndarray
     lengths: tuple[np.ndarray, ...]
-    left_out: Counter[str]  # pairs that are not readable, by reason
+    left_out: dict[str, list[int]]  # indices of pairs that are too long, by reason
     batch_tokens: int
 
     @abstractmethod

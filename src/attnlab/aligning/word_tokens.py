@@ -74,6 +74,12 @@ class WordTokenizer:
 
     def encode(self, sentences: Sentences) -> EncodedLines:
         """Return the ids and the words of each line; nothing for an empty line."""
+        from attnlab.huggingface.pretrained import silence_transformers
+
+        with silence_transformers():  # it warns of lines that are too long; the caller leaves them out and names them
+            return self._encode(sentences)
+
+    def _encode(self, sentences: Sentences) -> EncodedLines:
         self._set_languages()
         prefix = self.languages.prefix.split() if self.argument == "text" else []
         lines = [[*prefix, *words] if words else [] for words in sentences]

@@ -190,7 +190,7 @@ def _align_in_chunks(
             if aligner is None:
                 sample = next(_read_chunks(source, target, options, 0))[1] if done else pairs
                 aligner = _open_aligner(model, request, options, sample, partial)
-                aligner.aligned = sum(map(bool, kept))
+                aligner.aligned, aligner.lines = sum(map(bool, kept)), done
             for start, part in _cut_parts(first, pairs, request):
 
                 def tick(now: int, _of: int, start: int = start) -> None:

@@ -19,6 +19,7 @@ SLACK = 1.25  # the most that padding may multiply the cells of a block that is 
 SMALL = 8_000  # cells; smaller blocks may be padded more
 STEP = 3  # source lengths are rounded up to its multiples before pairs are sorted
 LARGEST = 10**6  # cells of one pair; longer pairs are left out
+LONGEST = 2_000  # words of one side: the jumps of a hidden Markov model are a table of source words by source words
 LISTED = 2**16  # indices that are Python numbers at a time
 PADDING = -1  # the type of a position beyond the end of its sentence
 
@@ -36,7 +37,7 @@ class PaddedBlock:
 
 
 class BlockFile:
-    """The blocks of a corpus, in a temporary file. Pairs with an empty side or more than LARGEST cells are left out."""
+    """The blocks of a corpus, in a temporary file. Empty and too long pairs are left out."""
 
     def __init__(self, corpus: WordPairs, number: Number, columns: int) -> None:
         """Number the cells by a function of keys (source type · columns + target type)."""
@@ -75,7 +76,8 @@ def iterate_blocks(corpus: WordPairs, number: Number, columns: int) -> Iterator[
 def find_used(corpus: WordPairs) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the pairs that are in blocks, and of those that are too long."""
     cells = corpus.source_lengths * corpus.target_lengths
-    return np.flatnonzero((cells > 0) & (cells <= LARGEST)), np.flatnonzero(cells > LARGEST)
+    long = (cells > LARGEST) | ((cells > 0) & (np.maximum(corpus.source_lengths, corpus.target_lengths) > LONGEST))
+    return np.flatnonzero((cells > 0) & ~long), np.flatnonzero(long)
 
 
 def cut_blocks(used: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray) -> Iterator[np.ndarray]:
