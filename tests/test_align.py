@@ -301,6 +301,7 @@ def test_words_are_between_white_space_or_as_moses_cuts_them(tmp_path):
         (["ibm1", "--tokenize", "moses"], "--tokenize moses needs the languages"),
         (["ibm1", "--tokenize", "spacy"], "--tokenize must be none"),
         (["./nowhere"], "no model found at ./nowhere"),
+        (["fertilty"], ".*; did you mean fertility"),
     ],
 )
 def test_what_is_wrong_is_said(words, message, transformer, text):

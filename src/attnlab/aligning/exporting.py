@@ -1,7 +1,8 @@
 """Export what an aligner knows to other tools.
 
 ctranslate2   the layer and the number of heads whose mean attention a converted model returns (return_attention=True):
-              those whose weights, with rows that predict, link words that tell most about each other
+              those whose weights, with rows that predict, link words that tell most about each other;
+              the fewest heads where two standard errors do not tell choices apart
 guided        links of the pieces of subword files, for guided alignment in Marian and fairseq: every piece of a word
               with every piece of the word that it is linked to
 
@@ -9,9 +10,10 @@ CTranslate2 averages the first heads of one layer, so these are the candidates. 
 a list of named arrays: name, number of dimensions, dimensions, type, number of bytes, bytes.
 """
 
+import math
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -27,8 +29,11 @@ INT16 = 2  # CTranslate2's number of this type
 NAMES = (b"decoder/alignment_layer", b"decoder/alignment_heads")
 
 
-def measure_first_heads(reader: PairReader, source: Sentences, target: Sentences) -> dict[tuple[int, int], float]:
-    """Return the evidence of the links of (layer, number of first heads that are averaged), without gold links."""
+FirstHeads = tuple[int, int]  # layer, number of first heads that are averaged
+
+
+def measure_first_heads(reader: PairReader, source: Sentences, target: Sentences) -> dict[FirstHeads, np.ndarray]:
+    """Return the evidence of the links of each choice, for every target word, without gold links."""
     layers, heads = reader.size
     wanted: set[MapKey] = {("weight", layer, "mean") for layer in range(layers)}
     places = [(layer, count) for layer in range(layers) for count in range(1, heads + 1)]
@@ -44,7 +49,18 @@ def measure_first_heads(reader: PairReader, source: Sentences, target: Sentences
                 for k, number in enumerate(numbers):
                     found[index, count].set_links(number, best[k], value[k])
     x, y = WordIds.number_words(source, target)
-    return {place: float(np.mean(measure_evidence(x, y, links))) for place, links in found.items()}
+    return {place: measure_evidence(x, y, links) for place, links in found.items()}
+
+
+def choose_first_heads(nats: Mapping[FirstHeads, np.ndarray]) -> FirstHeads:
+    """Return the choice of fewest heads among those that are less than two standard errors below the best."""
+    best = max(nats, key=lambda place: float(nats[place].mean()))
+    close = []
+    for place, values in nats.items():
+        less = nats[best] - values
+        if less.mean() <= 2 * less.std() / math.sqrt(len(less)):
+            close.append(place)
+    return min(close, key=lambda place: (place[1], -float(nats[place].mean())))
 
 
 def write_alignment_heads(folder: Path, layer: int, heads: int) -> None:

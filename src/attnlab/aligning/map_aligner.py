@@ -13,7 +13,7 @@ from attnlab.aligning.extraction import FoundLinks, PairReader, Sentences, Tick,
 from attnlab.aligning.map_choice import choose_by_agreement, choose_by_evidence, count_words, spread_sample
 from attnlab.aligning.model_inputs import ModelLoader
 from attnlab.aligning.pair_readers import PretrainedTranslator, open_run_reader
-from attnlab.aligning.request import AlignmentRequest, Pairs, SelectionGold
+from attnlab.aligning.request import WORD_MODELS, AlignmentRequest, Pairs, SelectionGold
 from attnlab.aligning.row_evidence import compare_settings
 from attnlab.aligning.soft_maps import join_maps
 from attnlab.aligning.trained_aligner import FILE, TrainedAligner
@@ -88,7 +88,7 @@ class MapAligner:
                 made.append(RunTranslator(run))
                 continue
             refuse_missing_run(name)
-            with suggest_runs(name):
+            with suggest_runs(name, WORD_MODELS):
                 made.append(PretrainedTranslator.open(name, loader, request.get_languages(k)))
         return cls(request, directions=made)
 

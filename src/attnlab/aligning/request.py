@@ -10,7 +10,7 @@ from attnlab.aligning.extraction import Sentences
 from attnlab.aligning.ibm1_aligner import FILE
 from attnlab.aligning.model_inputs import Precision
 from attnlab.aligning.soft_maps import Mean, Pieces
-from attnlab.aligning.statistical import is_statistical
+from attnlab.aligning.statistical import STATISTICAL, is_statistical
 from attnlab.aligning.views import TEMPERATURE
 from attnlab.aligning.word_tokens import Languages
 from attnlab.config import Positive, Probability
@@ -125,6 +125,9 @@ class AlignmentRequest:
                 self.refuse_options([name], f"is for --decide {name}, but links are decided by {decide}: omit it")
         if one_map:
             self.refuse_options(["combine"], "joins two directions: pass the model of the other one with --reverse")
+
+
+WORD_MODELS = ("ibm1", *STATISTICAL)
 
 
 def is_word_model(model: str) -> bool:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.aligning.exporting import expand_links, measure_first_heads, write_alignment_heads
+from attnlab.aligning.exporting import choose_first_heads, expand_links, measure_first_heads, write_alignment_heads
 from attnlab.aligning.map_aligner import MapAligner
 from attnlab.aligning.map_choice import spread_sample
 from attnlab.aligning.projection import TaggedSpan, parse_spans, parse_tags, write_spans, write_tags
@@ -93,9 +93,9 @@ def write_heads(
     if not sample:
         raise ValueError("no pair has words on both sides, so no heads can be chosen")
     nats = measure_first_heads(aligner.directions[0].open_pairs(*sample), *sample)
-    layer, heads = max(nats, key=lambda place: nats[place])
+    layer, heads = choose_first_heads(nats)
     write_alignment_heads(folder, layer, heads)
-    which = "head 0" if heads == 1 else f"heads 0 to {heads - 1}"
+    which = "head 0" if heads == 1 else f"the mean of its first {heads} heads"
     return f"{folder}: CTranslate2 now returns the attention of layer {layer}, {which}"
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -39,12 +39,12 @@ def refuse_missing_run(name: str) -> None:
 
 
 @contextmanager
-def suggest_runs(name: str) -> Iterator[None]:
-    """Add the names of similar runs to a FileNotFoundError about a model that is neither a folder nor on the hub."""
+def suggest_runs(name: str, others: Sequence[str] = ()) -> Iterator[None]:
+    """Add similar runs or other names to a FileNotFoundError about a model that is no folder and not on the hub."""
     try:
         yield
     except FileNotFoundError as error:
-        hint = _suggest(name)
+        hint = _suggest(name, others)
         raise FileNotFoundError(f"{error}; {hint}" if hint else str(error)) from None
 
 
@@ -55,8 +55,8 @@ def _explain_missing(name: str) -> str:
     return f"there is no run {name}; {hint}"
 
 
-def _suggest(name: str) -> str:
-    known = _find_names(Path(name))
+def _suggest(name: str, others: Sequence[str] = ()) -> str:
+    known = {other: other for other in others} | _find_names(Path(name))
     close = [known[near] for near in difflib.get_close_matches(Path(name).name, list(known), cutoff=0.5)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 
