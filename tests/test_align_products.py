@@ -169,7 +169,8 @@ def test_both_directions_give_links_a_page_terms_and_heads(marian, tmp_path):
     layer, heads = read_converted(tmp_path / "converted", bare)
     assert layer in (0, 1, 2)
     assert heads in (1, 2)
-    assert f"layer {layer}, head" in done.stderr
+    assert f"layer {layer}, " in done.stderr
+    assert "page.html: the links of 20 of 20 pairs" in done.stderr
     assert not list(tmp_path.glob("links.partial*"))
 
 

@@ -8,7 +8,7 @@ from attnlab.aligning.aligner_training import compute_loss
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.deciding import DECISIONS, DecisionRule, decide_links
 from attnlab.aligning.extraction import PairBatch, project_contributions
-from attnlab.aligning.map_choice import choose_by_agreement
+from attnlab.aligning.map_choice import AgreedChoice, choose_by_agreement
 from attnlab.aligning.soft_maps import join_maps, normalise_similarity, read_soft_map
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 from attnlab.records.record import Layer
@@ -113,6 +113,9 @@ def test_the_layers_that_agree_are_chosen_and_a_clear_agreement_beats_the_order(
     assert clear.forward == weight
     equal = choose_by_agreement({weight: right, norm: right}, {weight: right, norm: right}, 22)
     assert equal.forward == norm
+    for share, named in ((0.65, True), (0.63, False)):
+        text = AgreedChoice(norm, norm, 0.64, AgreedChoice(weight, weight, share)).explain(45)
+        assert ("so norm comes first" in text) == named
 
 
 def test_the_loss_is_the_mean_surprise_of_the_links_both_ways():

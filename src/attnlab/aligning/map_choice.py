@@ -39,6 +39,8 @@ class AgreedChoice:
         why = f"both directions agree on {100 * self.agreement:.0f} % of the words of {pairs:,} pairs"
         if self.second:
             why += f"; next: {self.second.forward} / {self.second.backward}, {100 * self.second.agreement:.0f} %"
+            if self.second.agreement > self.agreement:
+                why += f", less than two standard errors more, so {self.forward.by} comes first"
         return f"chosen without gold links: {ahead} ({why})"
 
 

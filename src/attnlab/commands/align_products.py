@@ -77,7 +77,7 @@ def write_products(lines: Iterable[LinkedLine], options: "AlignOptions", gold: G
         notes.append(_write_lines(Path(f"{options.guided_text[0]}.align"), pieces, "links of pieces"))
     if options.show:
         _write_page(Path(options.show), shown, count, gold is not None)
-        notes.append(f"{options.show}: the links of {len(shown):,} pairs")
+        notes.append(f"{options.show}: the links of {len(shown):,} of {count:,} pairs")
     return notes
 
 
