@@ -275,6 +275,22 @@ def test_labels_in_a_batch_are_what_a_decoder_predicts(name):
     torch.testing.assert_close(*places, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["m2m100", "marian"])
+def test_labels_without_a_loss_are_read_as_padding(name):
+    """Of the two, transformers has a method that shifts the labels of Marian only."""
+    model, ids = getattr(tiny_models, name)(), torch.arange(4, 9)[None]
+    given = {"input_ids": ids, "labels": torch.tensor([[5, 7, 1, -100, -100]])}
+    shifted = {"input_ids": ids, "decoder_input_ids": torch.tensor([[0, 5, 7, 1, 0]])}
+    places = [attnlab.record(model, each).layers[-1].weights for each in (given, shifted)]
+    torch.testing.assert_close(*places, rtol=0, atol=0)
+
+
+def test_labels_of_a_classifier_are_no_text():
+    given = {"input_ids": torch.arange(4, 9)[None], "labels": torch.tensor([1])}
+    with pytest.raises(ValueError, match="the batch also needs decoder_input_ids"):
+        attnlab.record(tiny_models.bart_classifier(), given)
+
+
 def test_a_model_without_logits_is_split_by_a_score_only():
     model, batch = one("bert")
     with pytest.raises(ValueError, match="BertModel has no logits; its first output is last_hidden_state"):

@@ -173,11 +173,15 @@ def gpt_oss() -> hf.PreTrainedModel:
 
 
 def marian() -> hf.PreTrainedModel:
-    sizes = {"d_model": 14, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 7}
-    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "vocab_size": VOCABULARY}
-    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
-    config = hf.MarianConfig(**sizes, **special, max_position_embeddings=53, init_std=0.3, scale_embedding=False)
-    return _model(hf.MarianMTModel, config)
+    return _model(hf.MarianMTModel, hf.MarianConfig(**_TRANSLATOR))
+
+
+def m2m100() -> hf.PreTrainedModel:
+    return _model(hf.M2M100ForConditionalGeneration, hf.M2M100Config(**_TRANSLATOR))
+
+
+def bart_classifier() -> hf.PreTrainedModel:
+    return _model(hf.BartForSequenceClassification, hf.BartConfig(**_TRANSLATOR))
 
 
 def t5(**options: Any) -> hf.PreTrainedModel:
@@ -233,6 +237,23 @@ _ENCODER = {
     "intermediate_size": 17,
     "max_position_embeddings": 53,
     "initializer_range": 0.3,
+}
+_TRANSLATOR = {
+    "vocab_size": VOCABULARY,
+    "d_model": 14,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 7,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 17,
+    "decoder_ffn_dim": 19,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+    "max_position_embeddings": 53,
+    "init_std": 0.3,
+    "scale_embedding": False,
 }
 _VISION = {
     "hidden_size": 16,

@@ -34,11 +34,11 @@ def build_batch(model: Any, tokenizer: Any, text: Any, target: Any, max_length: 
 
 
 def _drop_labels(model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch without labels, with which a loss comes first. A decoder without inputs reads them shifted."""
+    """Return a batch without labels, with which a loss comes first. A decoder without inputs reads its text shifted."""
     batch = dict(given)
     labels = batch.pop("labels", None)
-    inputs = {"decoder_input_ids", "decoder_inputs_embeds"}
-    if labels is not None and model.config.is_encoder_decoder and not inputs & set(batch):
+    needs_inputs = model.config.is_encoder_decoder and not {"decoder_input_ids", "decoder_inputs_embeds"} & set(batch)
+    if labels is not None and needs_inputs and model.get_output_embeddings() is not None:  # else a classifier
         batch["decoder_input_ids"] = shift_right(model, labels)
     return batch
 
@@ -204,9 +204,13 @@ def pad_ids(tokenizer: Any, encoded: Mapping[str, list[list[int]]]) -> dict[str,
 
 
 def shift_right(model: Any, labels: Tensor) -> Tensor:
-    """Return what a decoder reads to predict the labels: its start token, then all labels but the last."""
+    """Return what a decoder reads to predict the labels: its start token, then all labels but the last.
+
+    A label of −100, which has no loss, is read as padding.
+    """
     if (shift := getattr(model, "prepare_decoder_input_ids_from_labels", None)) is not None:
         return shift(labels=labels)
     if (start := model.config.decoder_start_token_id) is None:
         raise ValueError(f"the config of {type(model).__name__} has no decoder_start_token_id, which target= needs")
-    return torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+    read = labels.masked_fill(labels == -100, model.config.pad_token_id or 0)
+    return torch.cat([torch.full_like(read[:, :1], start), read[:, :-1]], dim=1)
