@@ -32,9 +32,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Literal
-from weakref import finalize
 
 import numpy as np
 import scipy.sparse as sparse
@@ -46,6 +44,7 @@ from scipy.special import digamma, gammaln
 
 from attnlab.counting.cooccurrence import Cells, Ids, Pairs, WordPairs, alpha, beta, count_cooccurrences, trans
 from attnlab.files import write_bytes
+from attnlab.files.array_file import ArrayFile
 from attnlab.files.user_files import parse_json
 
 __all__ = ["Ibm1", "alpha", "beta", "count_cooccurrences", "fit_ibm1", "trans"]
@@ -216,20 +215,19 @@ class _Blocks:
     def __init__(self, corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> None:
         self.pattern = _build_pattern(corpus, sizes, null)
         self.words = int(corpus.target_lengths.sum())
-        self._file = TemporaryFile()  # noqa: SIM115 (closed by finalize)
-        finalize(self, self._file.close)
+        self._file = ArrayFile()
         self._shapes: list[tuple[int, ...]] = []
         cells, last = Cells(self.pattern), self.pattern.shape[0] - 1
         for numbers, x, y in corpus.iterate_shapes():
             with_null = x if null == 0 else np.concatenate([x, np.full((len(numbers), 1), last)], axis=1)
             block = cells.locate(with_null, y).astype(np.int32)
             self._shapes.append(block.shape)
-            self._file.write(block.tobytes())
+            self._file.write(block)
 
     def iterate_cells(self) -> Iterator[np.ndarray]:
         self._file.seek(0)
         for shape in self._shapes:
-            yield np.frombuffer(self._file.read(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
+            yield self._file.read(np.int32, *shape)
 
     def table(self, values: np.ndarray) -> sparse.csr_array:
         return sparse.csr_array((values, self.pattern.indices, self.pattern.indptr), shape=self.pattern.shape)

@@ -1,12 +1,11 @@
 """Sentence pairs in a temporary file: memory holds one chunk of them, however many there are."""
 
 from collections.abc import Iterator
-from tempfile import SpooledTemporaryFile
-from weakref import finalize
 
 import numpy as np
 
 from attnlab.counting.cooccurrence import Pairs, WordPairs, iterate_chunks
+from attnlab.files.array_file import ArrayFile
 
 IN_MEMORY = 2**26  # bytes; a file of at most this size stays in memory
 
@@ -15,15 +14,14 @@ class PackedPairs:
     """Pairs of (source ids, target ids) that can be read again and again, in order, chunk by chunk."""
 
     def __init__(self, pairs: Pairs) -> None:
-        self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (see below)
-        finalize(self, self._file.close)
+        self._file = ArrayFile(IN_MEMORY)
         self._places: list[tuple[int, int, int, int]] = []  # of each chunk: offset, pairs, source and target ids
         self._names: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
         for chunk in iterate_chunks(pairs):
             parts = (chunk.source_lengths, chunk.target_lengths, chunk.source, chunk.target)
             self._places.append((self._file.tell(), len(chunk), len(chunk.source), len(chunk.target)))
             for part in parts:
-                self._file.write(part.astype(np.int32).tobytes())
+                self._file.write(part.astype(np.int32))
 
     def rename(self, source: np.ndarray, target: np.ndarray) -> None:
         """Replace id k of a side by source[k] or target[k], in everything that is read from now on."""
@@ -60,7 +58,7 @@ class PackedPairs:
     def _read_chunk(self, place: int) -> WordPairs:
         offset, pairs, sources, targets = self._places[place]
         self._file.seek(offset)
-        numbers = np.frombuffer(self._file.read(4 * (2 * pairs + sources + targets)), dtype=np.int32)
+        numbers = self._file.read(np.int32, 2 * pairs + sources + targets)
         lengths, ids = np.split(numbers[: 2 * pairs].astype(np.int64), 2), numbers[2 * pairs :].astype(np.int64)
         sides = [ids[:sources], ids[sources:]]
         named = [side if names is None else names[side] for side, names in zip(sides, self._names, strict=True)]

@@ -4,15 +4,13 @@ A cell is a word of a source with a word of its target. Blocks are stored in a t
 memory holds one block however many pairs there are.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from tempfile import TemporaryFile
-from weakref import finalize
 
 import numpy as np
 
 from attnlab.counting.cooccurrence import WordPairs
+from attnlab.files.array_file import ArrayFile
 
 BLOCK = 100_000  # cells of a block, so that its arrays fit into a processor's cache
 SLACK = 1.25  # the most that padding may multiply the cells of a block that is not small
@@ -41,14 +39,13 @@ class BlockFile:
 
     def __init__(self, corpus: WordPairs, number: Number, columns: int) -> None:
         """Number the cells by a function of keys (source type · columns + target type)."""
-        self._file = TemporaryFile()  # noqa: SIM115 (closed by finalize)
-        finalize(self, self._file.close)
+        self._file = ArrayFile()
         self._shapes: list[tuple[int, int, int]] = []  # n, L and T of each block
         self.used, self.too_long = find_used(corpus)
         for block in iterate_blocks(corpus, number, columns):
             self._shapes.append((*block.source.shape, block.target.shape[1]))
             for part in (block.pairs, block.source, block.target, block.cells):
-                self._file.write(part.tobytes())
+                self._file.write(part)
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -56,12 +53,9 @@ class BlockFile:
     def __iter__(self) -> Iterator[PaddedBlock]:
         self._file.seek(0)
         for n, length, words in self._shapes:
-            pairs = np.frombuffer(self._file.read(8 * n), dtype=np.int64)
-            x, y, cells = (
-                np.frombuffer(self._file.read(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
-                for shape in ((n, length), (n, words), (words, n, length + 1))
-            )
-            yield PaddedBlock(pairs, x, y, cells)
+            shapes = (n, length), (n, words), (words, n, length + 1)
+            pairs = self._file.read(np.int64, n)
+            yield PaddedBlock(pairs, *(self._file.read(np.int32, *shape) for shape in shapes))
 
 
 def iterate_blocks(corpus: WordPairs, number: Number, columns: int) -> Iterator[PaddedBlock]:

@@ -53,7 +53,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def explain_errors(path: Path) -> Iterator[None]:
+def explain_errors(path: Path | str) -> Iterator[None]:
     """Turn the error of a full disk or a read-only folder into a StorageError that names the file and what to do."""
     try:
         yield
