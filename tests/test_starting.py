@@ -107,7 +107,7 @@ device = torch.device("cpu")
 
 def make_pass(recipe, width):
     "A pass of the model that the recipe trains, with another vocabulary and padded sentences."
-    foreseen = starting.Foreseen(recipe.data)
+    foreseen = starting.ForeseenTask(recipe.data)
     foreseen.size = 7984
     model = build(recipe.resolve_model(foreseen)).bfloat16()
     objective, seeds = make_objective(model, recipe.training), Seeds(model, 1, device)
@@ -161,7 +161,7 @@ def test_kernels_are_compiled_early_in_a_thread_that_ends_before_training(tmp_pa
 
     def prepare():
         with starting.Preparation(recipe, SingleProcess(torch.device("cuda"))):
-            for lines in (["short"], ["a longer text"]):
+            for lines in (["short"], ["a longer text"], ["its longer translation"]):
                 assert vocabulary_cache.recall_or_learn(lines, {}, lambda: b"learned") == b"learned"
             raise KeyError
 

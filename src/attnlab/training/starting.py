@@ -33,7 +33,7 @@ class Preparation:
 
     def __init__(self, recipe: Recipe, accelerator: Any) -> None:
         self.recipe, self.accelerator = recipe, accelerator
-        self.threads: list[Thread] = []
+        self.threads: dict[Any, Thread] = {}  # by the function that runs in it
         self.announcement = announce_learning(self.compile_kernels)
 
     def __enter__(self) -> None:
@@ -43,19 +43,20 @@ class Preparation:
 
     def __exit__(self, *error: Any) -> None:
         self.announcement.__exit__(*error)
-        for thread in self.threads:
+        for thread in self.threads.values():
             thread.join()
 
     def compile_kernels(self) -> None:
-        """Compile the kernels of the first updates, if they are captured."""
+        """Compile the kernels of the first updates once, if updates are captured."""
         config = self.recipe.training
         if is_captured(config, self.accelerator) and config.compile != "dynamic" and can_foresee(self.recipe):
             self._run(compile_early, self.recipe, self.accelerator.device)
 
     def _run(self, function: Any, *arguments: Any) -> None:
-        before = self.threads[-1:]
-        self.threads.append(Thread(target=_run_after, args=(before, function, *arguments), daemon=True))
-        self.threads[-1].start()
+        if function not in self.threads:
+            before = [*self.threads.values()]
+            self.threads[function] = Thread(target=_run_after, args=(before, function, *arguments), daemon=True)
+            self.threads[function].start()
 
 
 def _run_after(before: list[Thread], function: Any, *arguments: Any) -> None:
@@ -82,7 +83,7 @@ def can_foresee(recipe: Recipe) -> bool:
 def compile_early(recipe: Recipe, device: torch.device) -> None:
     """Compile the kernels of an update for batches of WIDTHS."""
     config, on_gpu = recipe.training, device.type == "cuda"
-    model = build(recipe.resolve_model(Foreseen(recipe.data)))  # type: ignore[arg-type]
+    model = build(recipe.resolve_model(ForeseenTask(recipe.data)))  # type: ignore[arg-type]
     for parameter in model.to(device).parameters():
         parameter.data = parameter.data.to(torch.bfloat16 if is_half(config, device) else torch.float32)
     objective = make_objective(model, config)
@@ -95,7 +96,7 @@ def compile_early(recipe: Recipe, device: torch.device) -> None:
             objective((tokens, tokens), tokens).backward()
 
 
-class Foreseen:
+class ForeseenTask:
     """What a model asks of a translation task, as it will be if the text supports the vocabulary."""
 
     architecture = "translation"
