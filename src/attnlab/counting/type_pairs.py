@@ -85,7 +85,7 @@ class TypePairs:
 
     def _make_room(self, more: int) -> None:
         needed, slots = self._size + more, len(self._slots)
-        while needed > FULLEST * slots and slots < 4 * needed:
+        while needed > FULLEST * slots:
             slots *= 2
         if slots == len(self._slots):
             return

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, logits, masked_softmax, split_heads
-from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, can_mix_in_bands, mix_in_bands, weigh_heads
 
 
 class DCMHA(Mechanism):
@@ -61,7 +61,7 @@ class DCMHA(Mechanism):
             return super().mix(q, k, v, mask, carry, **options, sides=sides)
         self.check(q, k, mask, at, v)
         matrices = self.make_matrices(q, sides)
-        if has_bands(q, k, at):
+        if can_mix_in_bands(q, k, at):
             (before, after), keyed = matrices
             given: dict[str, Any] = {"causal": causal, "scale": self.scale, "keyed": keyed}
             return mix_in_bands(self, q, k, v, mask, before, after, **given), None

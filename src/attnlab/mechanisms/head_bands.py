@@ -87,7 +87,7 @@ def mix_bands_backward(
         z = _convolve(s, theta, band, causal)
         if sums is not None:
             weights = _drop(mix_heads_again(z, level, causal, *band.given), band, rate)
-        dweights = _drop(products.differ(g, band), band, rate)
+        dweights = _drop(products.multiply_values(g, band), band, rate)
         ds, drows, dkeys = compute_slopes(dweights, z, level, causal, *band.given)
         if theta is not None:
             ds, part = convolve_backward(ds, s, theta, band.mask, causal, band.former)
@@ -114,8 +114,8 @@ def _convolve(s: Tensor, theta: Tensor | None, band: Band, causal: bool) -> Tens
     return convolve(s, theta, band.mask, causal, band.former)
 
 
-class Made(NamedTuple):
-    """Products of a band: dQ, dK and dV, and the sums of the parts of dM where it is the same for all rows, or None."""
+class BandGradients(NamedTuple):
+    """Gradients of a band: dQ, dK and dV, and the sum of the parts of dM where it is the same for all rows, or None."""
 
     dq: Tensor
     dk: Tensor
@@ -130,9 +130,11 @@ class TileProducts:
         self.q, self.k, self.v, self.causal, self.scale = q, k, v, causal, scale
 
     def score(self, band: Band) -> Tensor:
+        """Return S = scale·Q Kᵀ."""
         return self.write(self.q[:, :, band.all_rows], self.k[:, :, : band.end], self.scale)
 
-    def differ(self, g: Tensor, band: Band) -> Tensor:
+    def multiply_values(self, g: Tensor, band: Band) -> Tensor:
+        """Return G Vᵀ."""
         return self.write(g, self.v[:, :, : band.end], 1.0)
 
     def write(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -143,13 +145,15 @@ class TileProducts:
         return s
 
     def apply(self, weights: Tensor, band: Band) -> Tensor:
+        """Return the context W V."""
         from attnlab.mechanisms.kernels.pair_products import apply_weights
 
         return apply_weights(weights, self.v[:, :, : band.end], causal=self.causal)
 
     def multiply(
         self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None, kind: torch.dtype
-    ) -> Made:
+    ) -> BandGradients:
+        """Return scale·dS K, scale·dSᵀ Q, Wᵀ G, and the sum of the parts (n,…) of dM in the type `kind`."""
         from attnlab.mechanisms.kernels.pair_products import PartSums, write_products
 
         q, k, out, sums = self.q[:, :, band.all_rows], self.k[:, :, : band.end], None, None
@@ -159,7 +163,7 @@ class TileProducts:
             out = parts.new_empty(parts.shape[1:], dtype=kind)
             sums = PartSums(parts.flatten(1), out)
         made = write_products(ds, q, k, causal=self.causal, scale=self.scale, weighted=(weights, g), sums=sums)
-        return Made(*made, out)
+        return BandGradients(*made, out)
 
 
 class BatchedProducts:
@@ -173,7 +177,7 @@ class BatchedProducts:
     def score(self, band: Band) -> Tensor:
         return self.q[:, :, band.all_rows] @ self.k[:, :, : band.end].mT
 
-    def differ(self, g: Tensor, band: Band) -> Tensor:
+    def multiply_values(self, g: Tensor, band: Band) -> Tensor:
         return g @ self.v[:, :, : band.end].mT
 
     def apply(self, weights: Tensor, band: Band) -> Tensor:
@@ -181,11 +185,11 @@ class BatchedProducts:
 
     def multiply(
         self, ds: Tensor, weights: Tensor, g: Tensor, band: Band, parts: Tensor | None, kind: torch.dtype
-    ) -> Made:
+    ) -> BandGradients:
         made = ds.mT @ self.q[:, :, band.all_rows], weights.mT @ g
         dk, dv = (_sum_groups(x, self.groups).contiguous() for x in made)
         dq = (ds @ self.k[:, :, : band.end] * self.scale).contiguous()
-        return Made(dq, dk, dv, None if parts is None else parts.sum(0).to(kind))
+        return BandGradients(dq, dk, dv, None if parts is None else parts.sum(0).to(kind))
 
 
 def _sum_groups(x: Tensor, groups: int) -> Tensor:
@@ -227,7 +231,7 @@ class _Sums:
         self.rows = q.new_zeros((1 if before is None else 2, *after.shape), dtype=torch.float32)
         self.keys = q.new_zeros((2, 0) if keyed is None else keyed.shape, dtype=torch.float32)
 
-    def add(self, band: Band, made: Made, drows: Tensor, dkeys: Tensor) -> None:
+    def add(self, band: Band, made: BandGradients, drows: Tensor, dkeys: Tensor) -> None:
         self.dq[:, :, band.all_rows] += made.dq
         self.dk[:, :, : band.end] += made.dk
         self.dv[:, :, : band.end] += made.dv

@@ -31,7 +31,7 @@ def weigh_heads(
     return weights
 
 
-def has_bands(q: Tensor, k: Tensor, at: Tensor | None) -> bool:
+def can_mix_in_bands(q: Tensor, k: Tensor, at: Tensor | None) -> bool:
     """Whether `mix_in_bands` serves these arguments: there are queries, which are the last keys."""
     return at is None and q.shape[2] > 0 and k.shape[2] > 0
 

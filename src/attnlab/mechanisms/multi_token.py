@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from attnlab.config import check_value
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, visible, widen
-from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, can_mix_in_bands, mix_in_bands, weigh_heads
 
 
 class MultiToken(Mechanism):
@@ -61,7 +61,7 @@ class MultiToken(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
-        if has_bands(q, k, at):
+        if can_mix_in_bands(q, k, at):
             theta = self.kernel.squeeze(1)
             given: dict[str, Any] = {"causal": causal, "scale": self.scale, "theta": theta}
             return mix_in_bands(self, q, k, v, mask, None, self.widen_mixer(), **given), None

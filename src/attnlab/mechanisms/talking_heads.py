@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
-from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, can_mix_in_bands, mix_in_bands, weigh_heads
 
 
 class TalkingHeads(Mechanism):
@@ -39,7 +39,7 @@ class TalkingHeads(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
-        if has_bands(q, k, at):
+        if can_mix_in_bands(q, k, at):
             matrices = (self.before.T, self.after.T)
             return mix_in_bands(self, q, k, v, mask, *matrices, causal=causal, scale=self.scale), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None
