@@ -55,6 +55,19 @@ def test_words_that_the_model_does_not_know_are_named(folder):
     assert "not in the vocabulary, read as <unk>: 'zebra'" in done.stderr
 
 
+def test_a_word_that_moses_cuts_otherwise_when_it_is_alone_is_known(tmp_path):
+    for name, line in (("de", "wir sehen etw. davon"), ("en", "we see some of it")):
+        (tmp_path / name).write_text("".join(f"{line} {k}\n" for k in range(60)))
+    tiny = ["width=8", "layers=1", "heads=2", "feed_forward=8", "steps=1", "device=cpu"]
+    text = ["src=de", "tgt=en", "pair=de-en", "units=word", "moses=true"]
+    done = run_attnlab("train", "translation", *text, *tiny, "out=runs/pairs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = ["translate", "pairs", "device=cpu"]
+    assert "vocabulary" not in run_attnlab(*given, input="wir sehen etw. davon\n", cwd=tmp_path).stderr
+    done = run_attnlab(*given, input="wir sehen etw. davon\nwir sehen zebra\n", cwd=tmp_path)
+    assert done.stderr.splitlines()[0] == "not in the vocabulary, read as <unk>: 'zebra'"
+
+
 def test_json_has_every_probability(folder):
     done = run_attnlab("predict", "transformer", "--json", "--words", "2", "device=cpu", input=THREE, cwd=folder)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from attnlab.config import LengthPenalty, parse_values, split_pairs
 from attnlab.decoding.evaluation import check_translator, open_search, search_lines
 from attnlab.files.user_files import read_standard_input
+from attnlab.tasks.task import UNK
 from attnlab.tasks.vocabulary import describe_unknown
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
@@ -20,7 +21,9 @@ def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", 
     search = open_search(opened, **rules)
     lines, best = list(read_standard_input()), {}
     check_translator(opened.task)
-    unknown = describe_unknown(opened.task, (word for line in lines for word in line.split()))
+    encoded = opened.task.encode(lines)  # type: ignore[attr-defined]
+    unread = [line for place, line in enumerate(lines) if UNK in encoded[place]]
+    unknown = describe_unknown(opened.task, (word for line in unread for word in line.split()))
     with Bar(1) as progress:
         if unknown:
             progress.note(unknown)
