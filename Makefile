@@ -59,7 +59,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src benchmarks tools
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 .venv/ready: pyproject.toml constraints.txt requirements-model.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
