@@ -86,9 +86,9 @@ def test_twenty_updates_leave_the_weights_of_training_alone(double, name):
 
 # Runs in their folders
 
-SMALL = {"data": "lexicon", "examples": "700", "held_out": "70", "width": "16", "layers": "2", "heads": "2", "feed_forward": "20", "steps": "16",
-         "batch_tokens": "120", "evaluate_every": "8", "log_every": "4", "dropout": "0.1", "warmup": "4",
-         "label_smoothing": "0.1", "clip": "1.0", "eps": "1e-3"}  # fmt: skip
+SMALL = {"data": "lexicon", "examples": "700", "held_out": "70", "width": "16", "layers": "2", "heads": "2",
+         "feed_forward": "20", "steps": "16", "batch_tokens": "120", "evaluate_every": "8", "log_every": "4",
+         "dropout": "0.1", "warmup": "4", "label_smoothing": "0.1", "clip": "1.0", "eps": "1e-3"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
