@@ -1,6 +1,6 @@
 """Linear maps in the memory layout of oneDNN, for inference in float32 on a CPU.
 
-PyTorch multiplies float32 matrices by MKL, which is slow on processors of AMD. oneDNN computes the same sums, in
+PyTorch multiplies float32 matrices by MKL, which is slow on some processors of AMD. oneDNN computes the same sums, in
 another order, so results differ in their last digits.
 """
 
